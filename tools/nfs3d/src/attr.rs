@@ -66,7 +66,7 @@ pub(crate) fn wcc_data(before: PreOpAttr, node: &Node) -> WccData {
     WccData { before, after: post_op_attr(node) }
 }
 
-/// Attributes to set, with all checks that do not depend on the file.
+/// Attributes to set. All checks that do not depend on the file have been made.
 #[derive(Clone, Default)]
 pub(crate) struct NewAttributes {
     /// Permission bits.
@@ -82,12 +82,12 @@ pub(crate) struct NewAttributes {
 /// Privilege needed to change times of a file that the user does not own.
 #[derive(PartialEq, Eq)]
 enum TimesPrivilege {
-    /// Only the owner may, because the client chooses a time.
+    /// Only the owner may set them, because the client chooses a time.
     Owner,
     /// Both times become the present, for which the kernel requires write permission.
     Writer,
-    /// One of the times becomes the present. RFC 1813 §3.3.2 requires write permission, but the kernel requires the
-    /// owner.
+    /// One of the times becomes the present. RFC 1813 §3.3.2 requires write permission, but the kernel
+    /// requires ownership.
     WriterAsOwner,
 }
 
@@ -118,16 +118,18 @@ impl NewAttributes {
         self.mode.unwrap_or(Mode::empty())
     }
 
-    /// Sets the attributes. It checks first, so that a foreseeable failure changes nothing (RFC 1813 §3.3.2). The order
-    /// is owner, size, mode, times, because each may change the later ones. All system calls use an `O_PATH`
-    /// descriptor, and only regular files are opened.
+    /// Sets the attributes. Permissions are checked first, so that a foreseeable failure changes nothing (RFC 1813
+    /// §3.3.2). The order is owner, size, mode, times, because each may change the later ones. All system calls use an
+    /// `O_PATH` descriptor, and only regular files are opened.
     pub(crate) fn apply(&self, node: &Node, user: &Identity) -> Outcome<()> {
         let stat = node.stat()?;
-        let others_times = self.times.as_ref().filter(|_| !user.owns(stat.st_uid)).map(privilege_for_times);
-        if self.mode.is_some() && !user.owns(stat.st_uid) || others_times == Some(TimesPrivilege::Owner) {
+        let is_owner = user.owns(stat.st_uid);
+        let times_privilege = self.times.as_ref().filter(|_| !is_owner).map(privilege_for_times);
+        let needs_owner = self.mode.is_some() || times_privilege == Some(TimesPrivilege::Owner);
+        if needs_owner && !is_owner {
             return Err(Nfsstat3::ErrPerm);
         }
-        let as_owner = others_times == Some(TimesPrivilege::WriterAsOwner);
+        let as_owner = times_privilege == Some(TimesPrivilege::WriterAsOwner);
         if as_owner && !node.permits(user, Access::WRITE_OK) {
             return Err(Nfsstat3::ErrAcces);
         }
@@ -151,9 +153,9 @@ impl NewAttributes {
 
 /// Requested times, except those that a new size sets by itself; `None` if there are none.
 fn times(new: &Sattr3) -> Outcome<Option<Timestamps>> {
-    // Setting the size sets this modification time, too, and needs write permission only.
-    let by_size = (SetAtime::Default(TimeHow::DontChange), SetAtime::Default(TimeHow::SetToServerTime));
-    if new.size.is_some() && (new.atime, new.mtime) == by_size {
+    // Setting the size also sets the modification time to the server's time, and needs only write permission.
+    let set_by_size = (SetAtime::Default(TimeHow::DontChange), SetAtime::Default(TimeHow::SetToServerTime));
+    if new.size.is_some() && (new.atime, new.mtime) == set_by_size {
         return Ok(None);
     }
     let special = |tv_nsec| Ok(Timespec { tv_sec: 0, tv_nsec });

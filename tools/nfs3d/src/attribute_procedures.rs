@@ -37,11 +37,11 @@ impl Call<'_> {
     pub(crate) fn access(&self, args: Access3Args<'_>) -> Results<Access3Resok, Access3Resfail> {
         let node = self.export.find(args.object)?;
         let obj_attributes = Some(fattr(&node.stat()?));
-        Ok(Access3Resok { obj_attributes, access: self.granted(&node, args.access) })
+        Ok(Access3Resok { obj_attributes, access: self.granted_rights(&node, args.access) })
     }
 
     /// The requested rights that the user has.
-    fn granted(&self, node: &Node, asked: u32) -> u32 {
+    fn granted_rights(&self, node: &Node, requested: u32) -> u32 {
         let execute = if node.is_dir() { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE };
         // Write permission for a directory allows deletion in it. A file's own permissions do not decide about its
         // deletion.
@@ -49,11 +49,12 @@ impl Call<'_> {
         let rights = [(ACCESS3_READ, Right::READ_OK), (write, Right::WRITE_OK), (execute, Right::EXEC_OK)];
         rights
             .into_iter()
-            .filter(|&(bits, what)| {
-                let may_be = bits & asked != 0 && !(what == Right::WRITE_OK && self.export.options.read_only);
-                may_be && node.permits(&self.user, what)
+            .filter(|&(bits, right)| {
+                let is_requested = bits & requested != 0;
+                let is_read_only = right == Right::WRITE_OK && self.export.options.read_only;
+                is_requested && !is_read_only && node.permits(&self.user, right)
             })
-            .fold(0, |sum, (bits, _)| sum | bits & asked)
+            .fold(0, |granted, (bits, _)| granted | bits & requested)
     }
 
     /// State of the exported file system.

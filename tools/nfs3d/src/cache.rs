@@ -14,8 +14,8 @@ use crate::node::Node;
 /// generation, and the young one becomes old. Unused files are therefore closed soon, and removed ones free their
 /// space.
 ///
-/// A node that could not be opened again is [kept](NodeCache::keep) until a whole rotation has not used it, whatever
-/// other clients open. Each host has a share of kept nodes; further ones are like other nodes.
+/// A node that could not be opened again is [kept](NodeCache::keep) until it was not used between two rotations,
+/// whatever other clients open. Each host has a share of the kept nodes. Nodes beyond it are treated like any other.
 #[derive(Debug)]
 pub(crate) struct NodeCache {
     generations: Mutex<Generations>,
@@ -23,8 +23,8 @@ pub(crate) struct NodeCache {
     limit: usize,
 }
 
-/// Part of the kept nodes that one host may have.
-const SHARE: usize = 8;
+/// One host may have one of this many parts of the kept nodes.
+const HOST_SHARES: usize = 8;
 
 #[derive(Debug)]
 struct KeptNode {
@@ -58,9 +58,9 @@ impl NodeCache {
             return Some(Arc::clone(node));
         }
         let node = all.old.remove(&ino)?;
-        let unused = all.insert(Arc::clone(&node), self.limit);
+        let dropped = all.insert(Arc::clone(&node), self.limit);
         drop(all);
-        drop(unused);
+        drop(dropped);
         Some(node)
     }
 
@@ -82,7 +82,7 @@ impl NodeCache {
     pub(crate) fn keep(&self, node: &Arc<Node>, host: Option<IpAddr>) {
         let mut all = lock(&self.generations);
         let of_host = all.kept.values().filter(|kept| kept.host == host).count();
-        if all.kept.len() < self.limit && of_host < self.limit.div_ceil(SHARE) {
+        if all.kept.len() < self.limit && of_host < self.limit.div_ceil(HOST_SHARES) {
             all.kept.insert(node.ino(), KeptNode { node: Arc::clone(node), host, is_used: true });
         }
     }
@@ -155,7 +155,7 @@ mod tests {
         let host = |last| Some(IpAddr::from([192, 0, 2, last]));
         cache.keep(&cache.enter(node(1)), host(1));
         for ino in 100..200 {
-            // Only the share of another host is kept.
+            // The cache keeps only the share of the other host.
             cache.keep(&cache.enter(node(ino)), host(2));
         }
         assert_eq!(lock(&cache.generations).kept.len(), 1 + 2);

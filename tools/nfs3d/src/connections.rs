@@ -26,15 +26,15 @@ impl Connections {
         let (host, stream) = (network(peer), Arc::new(stream));
         let mut all = lock(&self.0);
         let count = |host| all.iter().filter(|(other, _)| network(*other) == host).count();
-        let full = if count(host) >= MAX_PER_HOST {
+        let crowded_host = if count(host) >= MAX_PER_HOST {
             Some(host)
         } else if all.len() >= MAX_CONNECTIONS {
             all.iter().rev().map(|(other, _)| network(*other)).max_by_key(|host| count(*host))
         } else {
             None
         };
-        let idlest = full.and_then(|full| all.iter().position(|(other, _)| network(*other) == full));
-        if let Some((peer, evicted)) = idlest.map(|at| all.remove(at)) {
+        let least_recent = crowded_host.and_then(|host| all.iter().position(|(other, _)| network(*other) == host));
+        if let Some((peer, evicted)) = least_recent.map(|at| all.remove(at)) {
             // The connection's thread sees the end of the stream. An error means that the stream is closed already.
             let _ = evicted.shutdown(Shutdown::Both);
             lines::log(

@@ -56,8 +56,8 @@ impl Call<'_> {
     where
         P: for<'a> Signature<Results<'a> = Create3Res<'a>>,
     {
-        let (made, dir_wcc) = self.update_dir(entry, Nfsstat3::ErrExist, run);
-        let done = made.as_ref().map(|node| {
+        let (created, dir_wcc) = self.update_dir(entry, Nfsstat3::ErrExist, run);
+        let done = created.as_ref().map(|node| {
             let (obj, obj_attributes) = (Some(node.handle()), attr::post_op_attr(node));
             Create3Resok { obj, obj_attributes, dir_wcc }
         });
@@ -65,8 +65,8 @@ impl Call<'_> {
     }
 
     /// Opens a new file with `O_PATH`, sets its remaining attributes, and makes it stable. Removes it if that fails.
-    pub(crate) fn finish(&self, dir: &Node, name: &[u8], rest: &NewAttributes) -> Outcome<Arc<Node>> {
-        self.finish_open(dir, name, rest, None)
+    pub(crate) fn finish(&self, dir: &Node, name: &[u8], remaining: &NewAttributes) -> Outcome<Arc<Node>> {
+        self.finish_open(dir, name, remaining, None)
     }
 
     /// Does what [`finish`](Self::finish) does. `creator` is the descriptor that created a regular file.
@@ -74,34 +74,36 @@ impl Call<'_> {
         &self,
         dir: &Node,
         name: &[u8],
-        rest: &NewAttributes,
+        remaining: &NewAttributes,
         creator: Option<OwnedFd>,
     ) -> Outcome<Arc<Node>> {
-        let made = name_stat(dir, name).ok_or(Nfsstat3::ErrNoent)?;
+        let created = name_stat(dir, name).ok_or(Nfsstat3::ErrNoent)?;
         let finished = self.export.look_up(dir, name, &self.user).and_then(|(node, _)| {
             if let Some(creator) = creator {
                 node.keep_creator(&self.user, creator)?;
-                if self.user.is_fixed() && made.st_mode & 0o600 != 0o600 {
+                // If the mode denies access, a server that is not root cannot open the file again.
+                if self.user.is_fixed() && created.st_mode & 0o600 != 0o600 {
                     self.export.keep_open(&node, self.host);
                 }
             }
-            rest.apply(&node, &self.user)?;
+            remaining.apply(&node, &self.user)?;
             self.export.sync_change(&node)?;
             Ok(node)
         });
         if finished.is_err() {
-            self.discard(dir, name, &made);
+            self.discard(dir, name, &created);
         }
         finished
     }
 
     /// Removes a new file, unless its name now belongs to another file.
-    fn discard(&self, dir: &Node, name: &[u8], made: &Stat) {
-        let is_dir = FileType::from_raw_mode(made.st_mode) == FileType::Directory;
+    fn discard(&self, dir: &Node, name: &[u8], created: &Stat) {
+        let is_dir = FileType::from_raw_mode(created.st_mode) == FileType::Directory;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let same = name_stat(dir, name).is_some_and(|now| (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino));
-        if same && self.user.run_as(|| unlinkat(dir.fd(), name, flags)).is_ok() {
-            forget_removed(self.export, (dir, name), Some(made));
+        let is_same_file =
+            name_stat(dir, name).is_some_and(|now| (now.st_dev, now.st_ino) == (created.st_dev, created.st_ino));
+        if is_same_file && self.user.run_as(|| unlinkat(dir.fd(), name, flags)).is_ok() {
+            forget_removed(self.export, (dir, name), Some(created));
         }
     }
 

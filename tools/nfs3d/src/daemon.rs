@@ -65,7 +65,7 @@ struct Cli {
     /// IPv6 address per program.
     #[arg(long)]
     rpcbind: bool,
-    /// Which users of calls become nobody.
+    /// Which users are mapped to nobody.
     #[arg(long, value_enum, default_value = "root")]
     squash: Squash,
     /// Refuse changes.
@@ -148,8 +148,8 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     print_error!("{}", memory_line(&config.shard, config.shards, 0));
     // From here on, signals wait for the loop at the end of this function.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle SIGINT and SIGTERM")?;
-    let key = key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?;
-    // Clients choose the modes of their files. The code that creates any other file sets its mode.
+    let key = read_or_create_key(&options.key.clone().map_or_else(default_key_path, Ok)?, &options.directory)?;
+    // The umask must not restrict the modes that clients choose. All other files are created with an explicit mode.
     rustix::process::umask(rustix::fs::Mode::empty());
     let policy = Policy::new(options.squash);
     policy.prepare()?;
@@ -192,7 +192,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         export.path.display(),
         if options.read_only { "read-only" } else { "writable" },
         export.handles(),
-        if policy.is_privileged() { "users are honoured" } else { "all calls run as the server's user" },
+        if policy.is_privileged() { "calls run as their users" } else { "all calls run as the server's user" },
     ));
     signals.forever().next();
     if let Some(registered) = registered {
@@ -205,10 +205,10 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
 /// Registers both programs with rpcbind.
 fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration> {
     let nfs = |address: &Address| {
-        let at = address
+        let socket_address = address
             .socket_address()?
             .with_context(|| format!("--rpcbind: cannot register {address}, which has no IP address"))?;
-        Ok(Mapping::new(nfs_v3::PROGRAM, nfs_v3::VERSION, Transport::Rdma, at))
+        Ok(Mapping::new(nfs_v3::PROGRAM, nfs_v3::VERSION, Transport::Rdma, socket_address))
     };
     let mut mappings = listen.iter().map(nfs).collect::<anyhow::Result<Vec<_>>>()?;
     let mount = (Ipv4Addr::UNSPECIFIED, mount_port).into();
@@ -254,21 +254,21 @@ fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, Accept
 }
 
 /// Default path of the key.
-fn default_key() -> anyhow::Result<PathBuf> {
+fn default_key_path() -> anyhow::Result<PathBuf> {
     let directory = if rustix::process::geteuid().is_root() {
         PathBuf::from("/var/lib")
     } else {
         let home = std::env::var_os("HOME").context("HOME is not set: name the key of file handles by --key FILE")?;
         PathBuf::from(home).join(".local/state")
     };
-    // Whatever the umask is, only this user may write there.
+    // Only this user may write in the directory, whatever the umask is.
     let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-    created.with_context(|| directory.display().to_string())?;
+    created.with_context(|| format!("cannot create {} for the key of file handles", directory.display()))?;
     Ok(directory.join("nfs3d.key"))
 }
 
 /// Reads or creates the key, outside of the exported directory.
-fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
+fn read_or_create_key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
     let mut key = Key::default();
     let name = || path.display().to_string();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -282,14 +282,16 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
     if let Some(mut file) = secret_file::create(path).context("--key")? {
         getrandom::fill(&mut key)
             .map_err(|error| anyhow::anyhow!("cannot get random bytes from the system: {error}"))?;
-        file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
+        file.write_all(&key)
+            .and_then(|()| file.sync_all())
+            .with_context(|| format!("cannot write the key {}", name()))?;
     } else {
         let bytes = secret_file::read(path).context("--key")?;
         let links = path.metadata().with_context(name)?.nlink();
         ensure!(
             links == 1,
-            "--key {}: the file has {links} names (hard links), by one of which clients could reach it in the exported \
-             directory: remove the others, which `find DIRECTORY -samefile {}` lists",
+            "--key {}: the file has {links} hard links, and clients could reach it by one in the exported directory: \
+             remove the others, which `find DIRECTORY -samefile {}` lists",
             name(),
             name()
         );

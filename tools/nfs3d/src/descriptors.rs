@@ -16,13 +16,13 @@ const RAISED_LIMIT: u64 = 1 << 16;
 const PER_SHARD: usize = 16;
 /// Descriptors that a thread opens during a call.
 const PER_THREAD: usize = 8;
-/// Fewest Receives of a connection: its least credits, and one for a message that only grants credits.
+/// Minimum Receives of a connection: its minimum credits, and one for a message that only grants credits.
 const MIN_RECEIVES: usize = 5;
-/// Fewest descriptors of files and connections together, per shard.
+/// Minimum descriptors for files and connections together, per shard.
 const MIN_SHARED: usize = 64;
 
-/// Part of a shard's sockets that may be handshakes, and as many more that are accepted and not read yet.
-const HANDSHAKE_PART: usize = 8;
+/// One of this many parts of a shard's sockets may be handshakes. As many sockets may be accepted but not read yet.
+const HANDSHAKE_PARTS: usize = 8;
 
 /// Shares of the process's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,8 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Raises the limit up to the hard limit, and divides it. `threads` is the number of threads that execute calls.
+    /// Raises the limit of open files as far as allowed, up to [`RAISED_LIMIT`], and divides it. `threads` is the
+    /// number of threads that execute calls.
     ///
     /// # Errors
     /// The limit is too low, or the system does not allow raising it.
@@ -52,30 +53,29 @@ impl Descriptors {
         let open = std::fs::read_dir("/proc/self/fd")
             .context("cannot count the open files of the process in /proc/self/fd")?
             .count();
-        let own = open + shards * PER_SHARD + (threads + shards) * PER_THREAD + mount::THREADS;
+        let reserved = open + shards * PER_SHARD + (threads + shards) * PER_THREAD + mount::THREADS;
         let connections = shard.limits.max_connections.unwrap_or(usize::MAX).min(shard.memory.receives / MIN_RECEIVES);
-        Self::divide_limit(limit as usize, own, shards, connections, shard.debug.max_handshakes)
+        Self::divide_limit(limit as usize, reserved, shards, connections, shard.debug.max_handshakes)
     }
 
-    /// Divides `limit` descriptors, of which the server needs `own` for itself, for at most so many connections and
-    /// handshakes per shard.
+    /// Divides `limit` descriptors. The server needs `reserved` of them for itself. The other limits are per shard.
     fn divide_limit(
         limit: usize,
-        own: usize,
+        reserved: usize,
         shards: usize,
         max_connections: usize,
         max_handshakes: usize,
     ) -> anyhow::Result<Self> {
-        let rest = limit.saturating_sub(own);
-        let needed = own + MIN_SHARED * shards;
+        let shared = limit.saturating_sub(reserved);
+        let needed = reserved + MIN_SHARED * shards;
         ensure!(limit >= needed, "RLIMIT_NOFILE is {limit}, at least {needed} are needed; `ulimit -n 65536` raises it");
-        let sockets = rest / 2 / shards;
-        let handshakes = max_handshakes.min(sockets / HANDSHAKE_PART);
+        let sockets = shared / 2 / shards;
+        let handshakes = max_handshakes.min(sockets / HANDSHAKE_PARTS);
         let connections = max_connections.min(sockets / 2 - handshakes);
-        Ok(Self { limit, shards, connections, handshakes, files: rest - 2 * shards * (connections + handshakes) })
+        Ok(Self { limit, shards, connections, handshakes, files: shared - 2 * shards * (connections + handshakes) })
     }
 
-    /// Limits the connections of a server to their share.
+    /// Limits the connections and handshakes of a server to their shares.
     pub(crate) fn limit_connections(&self, config: &mut Config) {
         config.limits.max_connections = Some(self.connections);
         config.debug.max_handshakes = self.handshakes;

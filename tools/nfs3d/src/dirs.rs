@@ -26,23 +26,23 @@ struct Page {
     /// Limit of the results, in bytes.
     total: usize,
     /// Bytes left for names, inode numbers and cookies.
-    names: usize,
+    names_left: usize,
 }
 
 impl Page {
-    fn new(total: u32, names: usize) -> Self {
+    fn new(total: u32, names_left: usize) -> Self {
         let total = total.min(DIRECTORY) as usize;
-        Self { list: ListBuilder::with_capacity(total), total, names }
+        Self { list: ListBuilder::with_capacity(total), total, names_left }
     }
 
     /// Adds an entry. Returns false if the entry exceeds a limit.
     fn push(&mut self, entry: &impl Encode, name: &[u8]) -> Outcome<bool> {
-        let names = self.names.checked_sub(20 + name.len());
-        let len = HEAD + self.list.len() + 4 + entry.encoded_len() + TAIL;
+        let names_left = self.names_left.checked_sub(ENTRY_HEAD + name.len());
+        let len = HEAD + self.list.len() + MARKER + entry.encoded_len() + TAIL;
         // The limit of names does not apply to the first entry, so that the client makes progress.
-        let fits = len <= self.total && (names.is_some() || self.list.is_empty());
+        let fits = len <= self.total && (names_left.is_some() || self.list.is_empty());
         if fits {
-            self.names = names.unwrap_or(0);
+            self.names_left = names_left.unwrap_or(0);
             self.list.push(entry).map_err(|_| Nfsstat3::ErrServerfault)?;
         }
         Ok(fits)
@@ -51,6 +51,10 @@ impl Page {
 
 /// Bytes in front of a list: status, attributes, verifier.
 const HEAD: usize = 4 + 88 + 8;
+/// Bytes of a marker in front of each entry of a list.
+const MARKER: usize = 4;
+/// Bytes of an entry without its name: inode number, length of the name, cookie.
+const ENTRY_HEAD: usize = 8 + 4 + 8;
 /// End of a list, and its end-of-file flag.
 const TAIL: usize = 8;
 
@@ -111,11 +115,11 @@ impl Call<'_> {
         }
         let file = self.user.run_as(|| open_path(dir.fd(), name)).ok()?;
         let stat = fstat(&file).ok()?;
-        let handle = self.export.handle_of(dir, name, &file, &stat).ok()?;
+        let handle = self.export.make_handle(dir, name, &file, &stat).ok()?;
         Some((Some(fattr(&stat)), handle))
     }
 
-    /// Passes the entries behind a cookie to `add`, until one does not fit.
+    /// Passes the entries after a cookie to `add`, until one does not fit.
     ///
     /// Returns the attributes of the directory, and whether its end was reached.
     fn list(
@@ -134,7 +138,7 @@ impl Call<'_> {
         }
     }
 
-    /// Passes the entries behind a cookie to `visit`, until it returns false. Returns true at the end of the directory.
+    /// Passes the entries after a cookie to `visit`, until it returns false. Returns true at the end of the directory.
     fn entries(&self, dir: &Node, cookie: u64, mut visit: impl FnMut(&Entry3<'_>) -> Outcome<bool>) -> Outcome<bool> {
         let file = dir.open_dir(&self.user)?;
         if cookie != 0 {

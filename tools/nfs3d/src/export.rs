@@ -31,7 +31,7 @@ pub struct Options {
     pub read_only: bool,
     /// Makes changes of names and attributes stable before the reply.
     pub sync: bool,
-    /// Users as whom calls run.
+    /// Policy that determines the user of each call.
     pub policy: Policy,
     /// How file handles identify files.
     pub handles: HandleSource,
@@ -71,7 +71,7 @@ impl Export {
             log::warn!(
                 "{}: on overlayfs, files may have other device numbers than directories (LOOKUP then fails with \
                  NFS3ERR_ACCES), and get another inode when first written to (NFS3ERR_STALE): export a directory of \
-                 one of the file systems below it",
+                 one of its underlying file systems",
                 path.display()
             );
         }
@@ -109,12 +109,12 @@ impl Export {
         node.ino() == self.root.ino()
     }
 
-    /// Keeps a new file open that its mode denies to its owner, so that this host can write it.
+    /// Keeps open a new file whose mode denies access to its owner, so that this host can write it.
     pub(crate) fn keep_open(&self, node: &Arc<Node>, host: Option<IpAddr>) {
         self.cache.keep(node, host);
     }
 
-    /// Closes files that were not used since the last but one call.
+    /// Closes files that were not used since the second last call of this method.
     pub fn close_unused(&self) {
         self.cache.rotate();
     }
@@ -175,8 +175,8 @@ impl Export {
     }
 
     /// Makes the handle of a file that was opened by its name in a directory.
-    pub(crate) fn handle_of(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
-        // The file is on another file system, such as a subvolume.
+    pub(crate) fn make_handle(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
+        // A subvolume of btrfs, for example, is another file system without being a mount point.
         if stat.st_dev != self.dev {
             return Err(Nfsstat3::ErrAcces);
         }
@@ -210,7 +210,7 @@ impl Export {
             self.handles.learn(dir.ino(), name, stat.st_ino);
             return Ok((node, stat));
         }
-        let handle = self.handle_of(dir, name, &file, &stat)?;
+        let handle = self.make_handle(dir, name, &file, &stat)?;
         Ok((self.cache.enter(Node::new(file, handle, &stat)), stat))
     }
 

@@ -50,7 +50,7 @@ pub enum HandleSource {
 
 /// Makes handles, and finds their files.
 pub(crate) struct Handles {
-    /// MAC that has the key and the root's inode number.
+    /// State of the MAC after the key and the root's inode number.
     mac: Hmac<Sha256>,
     finder: Finder,
 }
@@ -148,10 +148,10 @@ impl Handles {
         names.known()
     }
 
-    /// Forgets a removed name of an inode, which may be its last one.
-    pub(crate) fn forget(&self, parent: u64, name: &[u8], ino: u64, last: bool) {
+    /// Forgets a removed name of an inode. If the inode has no name any more, any known name of it is forgotten.
+    pub(crate) fn forget(&self, parent: u64, name: &[u8], ino: u64, is_last: bool) {
         if let Finder::Names(names) = &self.finder {
-            names.forget(parent, name, ino, last);
+            names.forget(parent, name, ino, is_last);
         }
     }
 

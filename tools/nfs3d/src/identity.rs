@@ -18,7 +18,7 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-/// Which users of calls become nobody.
+/// Which users are mapped to nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Squash {
     /// No user.
@@ -75,7 +75,7 @@ impl Policy {
         Self { squash, privileged: uid.is_root(), uid: uid.as_raw() }
     }
 
-    /// True if credentials are honoured.
+    /// True if calls run as the users of their credentials.
     pub fn is_privileged(&self) -> bool {
         self.privileged
     }
@@ -83,7 +83,8 @@ impl Policy {
     /// Prepares the calling thread, and all threads that it starts afterwards, for calls that run as users.
     ///
     /// # Errors
-    /// The system refuses, or the process would keep its capabilities under another user ID.
+    /// The system denies a change of groups or capabilities, or the process would keep its capabilities under another
+    /// user ID.
     pub fn prepare(&self) -> anyhow::Result<()> {
         if !self.privileged {
             // Calls run as the server's user, and must have no more rights than any other process of this user.
@@ -115,32 +116,32 @@ impl Policy {
     ///
     /// # Errors
     /// The credential is malformed, or neither AUTH_NONE nor AUTH_SYS.
-    pub(crate) fn of(&self, call: &CallInfo<'_>) -> Result<Identity, Refusal> {
+    pub(crate) fn identify_caller(&self, call: &CallInfo<'_>) -> Result<Identity, Refusal> {
         let (flavor, body) = call.credential();
-        self.of_credential(flavor, body).map_err(|stat| Refusal::Authentication(stat.code()))
+        self.identify_credential(flavor, body).map_err(|stat| Refusal::Authentication(stat.code()))
     }
 
     /// Identity of a credential of this flavor.
     ///
     /// # Errors
     /// The credential is malformed, or neither AUTH_NONE nor AUTH_SYS.
-    pub(crate) fn of_credential(&self, flavor: u32, body: &[u8]) -> Result<Identity, AuthStat> {
+    pub(crate) fn identify_credential(&self, flavor: u32, body: &[u8]) -> Result<Identity, AuthStat> {
         let nobody = (NOBODY, NOBODY, ArrayVec::new());
         let (uid, gid, groups) = if flavor == Flavor::None.code() {
             nobody
         } else if flavor == AuthSys::FLAVOR {
             let sys = AuthSys::parse(body).map_err(|_| AuthStat::BadCred)?;
-            // To the system calls the highest number means "unchanged", which would leave root.
-            let valid = |id| if id == u32::MAX { NOBODY } else { id };
+            // The system calls take the highest number as "unchanged", so the call would run as root.
+            let to_valid_id = |id| if id == u32::MAX { NOBODY } else { id };
             match self.squash {
                 Squash::All => nobody,
                 Squash::Root if sys.uid == 0 => nobody,
                 // Root's group is squashed as well, because its members may have more rights than nobody.
                 Squash::Root => {
-                    let squashed = |gid| if gid == 0 { NOBODY } else { valid(gid) };
-                    (valid(sys.uid), squashed(sys.gid), sys.gids().map(squashed).collect())
+                    let squashed = |gid| if gid == 0 { NOBODY } else { to_valid_id(gid) };
+                    (to_valid_id(sys.uid), squashed(sys.gid), sys.gids().map(squashed).collect())
                 }
-                Squash::None => (valid(sys.uid), valid(sys.gid), sys.gids().map(valid).collect()),
+                Squash::None => (to_valid_id(sys.uid), to_valid_id(sys.gid), sys.gids().map(to_valid_id).collect()),
             }
         } else {
             return Err(AuthStat::RejectedCred);
@@ -188,16 +189,17 @@ impl Identity {
 
     /// Sets the groups of this thread, unless they are set already.
     fn set_groups(&self) -> io::Result<()> {
-        GROUPS.with_borrow_mut(|set| {
-            if set.as_ref().is_some_and(|(gid, groups)| *gid == self.gid && *groups == self.groups) {
+        GROUPS.with_borrow_mut(|current| {
+            if current.as_ref().is_some_and(|(gid, groups)| *gid == self.gid && *groups == self.groups) {
                 return Ok(());
             }
-            *set = None;
+            // If a system call fails, the groups are unknown.
+            *current = None;
             let groups: ArrayVec<Gid, { AuthSys::MAX_GIDS }> =
                 self.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
             set_thread_groups(&groups)?;
             set_thread_res_gid(None, Gid::from_raw(self.gid), None)?;
-            *set = Some((self.gid, self.groups.clone()));
+            *current = Some((self.gid, self.groups.clone()));
             Ok(())
         })
     }
@@ -224,7 +226,7 @@ impl Drop for Restore {
         if self.switched
             && let Err(error) = set_thread_res_uid(None, Uid::ROOT, None)
         {
-            // The thread would run the calls of other users as this user.
+            // Otherwise, the thread would run the calls of other users as this user.
             print_error!("cannot switch this thread back to root: {error}");
             std::process::abort();
         }

@@ -1,11 +1,11 @@
 //! The NFS server `nfs3d`.
 //!
-//! NFS and MOUNT version 3 (RFC 1813) are generated from `.x` files. `nfs3c` and tests use them, too.
+//! The types of NFS and MOUNT version 3 (RFC 1813) are generated from `.x` files. `nfs3c` and tests use them, too.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `nfs` | procedures and their threads |
-//! | `pool`, `shares` | worker threads, and the share of one client |
+//! | `pool`, `shares` | worker threads, and each client's share of them |
 //! | `attribute_procedures`, `dirs`, `create`, `remove`, `links`, `read_write` | implementations of procedures |
 //! | `mount`, `connections` | MOUNT version 3, on TCP |
 //! | `export` | files by handle and by name |

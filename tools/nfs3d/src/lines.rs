@@ -10,7 +10,8 @@ use rpcrdma_fabric::log_limit::LogLimit;
 
 use crate::lock::lock;
 
-/// Writes a line, or counts it if its kind is over the limit. The text of `kind` fits behind "17 more: ".
+/// Writes a line, or counts it if its kind is over the limit. The text of `kind` follows a count,
+/// as in "17 more: ".
 pub(crate) fn log(level: Level, kind: &'static str, line: Arguments<'_>) {
     static LIMIT: LazyLock<(Instant, Mutex<LogLimit>)> =
         LazyLock::new(|| (Instant::now(), Mutex::new(LogLimit::new(module_path!()))));

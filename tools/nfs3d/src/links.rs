@@ -66,6 +66,6 @@ fn target(node: &Node) -> Outcome<Vec<u8>> {
         return Err(Nfsstat3::ErrInval);
     }
     let path = readlinkat(node.fd(), "", Vec::new())?.into_bytes();
-    // Linux creates no longer target, but a file system may hold one.
+    // Linux does not create a longer target, but a file system may contain one.
     if path.len() > PATH_MAX { Err(Nfsstat3::ErrNametoolong) } else { Ok(path) }
 }

@@ -53,7 +53,7 @@ struct Mountd {
 /// Serves MOUNT on its own threads until the process ends. Returns the port.
 ///
 /// # Errors
-/// The port is in use, or the system refuses a thread.
+/// The port is in use, or the system cannot start a thread.
 pub fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
@@ -78,21 +78,21 @@ impl Mountd {
                     continue;
                 }
             };
-            // Threads of evicted connections end soon.
+            // The threads of evicted connections end soon, so this wait is short.
             while Arc::strong_count(self) > THREADS {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let stream = self.connections.admit(stream, peer.ip());
-            let (this, own) = (Arc::clone(self), Arc::clone(&stream));
+            let (this, served) = (Arc::clone(self), Arc::clone(&stream));
             let serve = move || {
-                if let Err(error) = this.serve_connection(&own, peer)
+                if let Err(error) = this.serve_connection(&served, peer)
                     && matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::InvalidData)
                 {
                     let line =
                         format_args!("{}: MOUNT connection closed during a call: {error}", peer.ip().to_canonical());
                     lines::log(Level::Warn, "MOUNT connections closed during a call", line);
                 }
-                this.connections.remove(&own);
+                this.connections.remove(&served);
             };
             if let Err(error) = program::spawn("mountd-client", serve) {
                 let line = format_args!(
@@ -158,7 +158,8 @@ impl Mountd {
         match header.procedure {
             0 => {}
             Mnt::NUMBER => {
-                let user = self.export.options.policy.of_credential(header.credential.flavor, header.credential.body);
+                let policy = &self.export.options.policy;
+                let user = policy.identify_credential(header.credential.flavor, header.credential.body);
                 let user = user.map_err(|stat| ReplyBody::Denied(RejectStat::AuthError(stat.code())))?;
                 return self.mount(path, host, &user);
             }
@@ -171,7 +172,7 @@ impl Mountd {
         Ok(Vec::new())
     }
 
-    /// MNT of the export or a directory below it, by a user.
+    /// Executes MNT of the export, or of a directory below it, as a user.
     fn mount(&self, path: &[u8], host: String, user: &Identity) -> Result<Vec<u8>, ReplyBody<'static>> {
         const FLAVORS: [i32; 2] = [Flavor::Sys.code() as i32, Flavor::None.code() as i32];
         let found = self.find(path, user);

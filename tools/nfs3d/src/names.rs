@@ -35,8 +35,8 @@ pub(crate) struct Names {
     dev: u64,
     /// No system call is made with this lock held, because each LOOKUP needs it.
     known: Mutex<LinkTable>,
-    /// Inodes that are searched for, until one of their names was followed or they are known to be absent. No system call
-    /// is made with this lock held.
+    /// Inodes that are searched for, until one of their names was followed or they are known to be absent. No system
+    /// call is made with this lock held.
     wanted: Mutex<HashMap<u64, Wanted>>,
     /// Locked while a call performs its part of the search.
     search: Mutex<Search>,
@@ -73,16 +73,16 @@ impl Names {
     }
 
     /// Forgets a removed name of an inode. If it was the last one, any known name of the inode is forgotten.
-    pub(crate) fn forget(&self, parent: u64, name: &[u8], ino: u64, last: bool) {
+    pub(crate) fn forget(&self, parent: u64, name: &[u8], ino: u64, is_last: bool) {
         let mut known = lock(&self.known);
-        if last { known.remove(ino) } else { known.remove_name(ino, parent, name) }
+        if is_last { known.remove(ino) } else { known.remove_name(ino, parent, name) }
     }
 
     /// Opens the file of an inode number and birth time with `O_PATH`.
     ///
     /// # Errors
-    /// `NFS3ERR_JUKEBOX` while the search continues, of which each call performs a bounded part; `NFS3ERR_STALE` if the
-    /// search has shown that no name leads to the file, or if a later file has the inode number.
+    /// `NFS3ERR_JUKEBOX` while the search is not complete, because each call performs only a bounded part of it.
+    /// `NFS3ERR_STALE` if the search has shown that no name leads to the file, or if a later file has the inode number.
     pub(crate) fn find(&self, ino: u64, birth: &[u8]) -> Outcome<OwnedFd> {
         if let Some(file) = self.follow(ino, birth)? {
             return Ok(file);
@@ -95,7 +95,7 @@ impl Names {
         let mut budget = search.names_per_call;
         loop {
             match search.advance(self, ino, &mut budget)? {
-                // If the name does not lead to the inode, as at a mount point, the search continues from there.
+                // If the name does not lead to the inode (at a mount point, for example), the search continues.
                 Progress::Found => {
                     if let Some(file) = self.follow(ino, birth)? {
                         return Ok(file);
@@ -172,8 +172,8 @@ fn open_below(dir: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
 
 /// Opens a path below a directory, within its mount.
 ///
-/// A system without openat2, such as Linux before 5.6, treats bind mounts of the same file system as directories of it.
-/// Callers verify where a path of several names has led.
+/// A system without openat2, such as Linux before 5.6, treats bind mounts of the same file system as directories of it,
+/// and follows symbolic links within a path. Callers therefore verify the file that a path of several names leads to.
 fn open_within(dir: impl AsFd, path: &[u8], flags: OFlags, how: ResolveFlags) -> io::Result<OwnedFd> {
     match openat2(&dir, path, flags, Mode::empty(), how) {
         Err(io::Errno::NOSYS) => {

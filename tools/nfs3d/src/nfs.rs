@@ -45,10 +45,11 @@ pub(crate) struct Call<'a> {
     pub(crate) export: &'a Export,
     /// The user as whom the call runs, which its credential determines.
     pub(crate) user: Identity,
+    /// The client's host, by which the cache divides its kept nodes.
     pub(crate) host: Option<IpAddr>,
 }
 
-/// Implements the server. A handler marked `-> Results` returns its results, any other sends its reply itself.
+/// Implements the server. A handler marked `-> Results` returns its results; any other sends its own reply.
 macro_rules! procedures {
     ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)?;)*) => {
         impl Server for Export {
@@ -60,7 +61,7 @@ macro_rules! procedures {
             ) -> HandlerResult {
                 let call = Call {
                     export: self,
-                    user: self.options.policy.of(&info)?,
+                    user: self.options.policy.identify_caller(&info)?,
                     host: info.peer_host().map(network),
                 };
                 procedures!(@answer answer, call.$method(args) $(, $results)?)

@@ -95,11 +95,11 @@ impl Node {
     /// Owner of a file that is about to be written.
     ///
     /// # Errors
-    /// `NFS3ERR_PERM` for an append-only or immutable file, which also a descriptor that was opened before may not
-    /// change. `NFS3ERR_STALE` if the file has no name any more.
+    /// `NFS3ERR_PERM` for an append-only or immutable file, even if a descriptor was opened before it became so.
+    /// `NFS3ERR_STALE` if the file has no name any more.
     pub(crate) fn owner_for_write(&self) -> Outcome<u32> {
         let stat = match statx(&self.file, "", AtFlags::EMPTY_PATH, StatxFlags::UID | StatxFlags::NLINK) {
-            // A filter of system calls may lack it.
+            // A system call filter may deny statx.
             Err(Errno::NOSYS | Errno::PERM) => return Ok(self.stat()?.st_uid),
             stat => stat?,
         };
@@ -143,7 +143,7 @@ impl Node {
             return Ok(fd.as_fd());
         }
         let fd = open()?;
-        // If another thread has stored a descriptor meanwhile, this one is closed.
+        // If another thread has stored a descriptor meanwhile, the new one is closed.
         Ok(cell.get_or_init(|| fd).as_fd())
     }
 
@@ -199,8 +199,8 @@ impl Node {
     }
 
     /// True if the user has this access.
-    pub(crate) fn permits(&self, user: &Identity, what: Access) -> bool {
-        user.run_as(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
+    pub(crate) fn permits(&self, user: &Identity, access: Access) -> bool {
+        user.run_as(|| accessat(CWD, self.path(), access, AtFlags::EACCESS)).is_ok()
     }
 
     /// Opens a descriptor for `sync`; `None` if the file cannot be synced.

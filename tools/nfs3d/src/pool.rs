@@ -1,6 +1,6 @@
 //! Worker threads, which may wait for a disk.
 //!
-//! Meanwhile, the shards and the threads in the [shares](crate::shares) of other clients continue.
+//! While a thread waits, the shards and the threads in the [shares](crate::shares) of other clients continue.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ impl Pool {
     /// Starts `threads` threads, at least 1.
     ///
     /// # Errors
-    /// The system refuses a thread.
+    /// The system cannot start a thread.
     pub fn start(export: &Arc<Export>, threads: usize) -> io::Result<Arc<Self>> {
         let pool = Arc::new(Self { shares: Mutex::new(Shares::new(threads)), ready: Condvar::new() });
         for number in 0..threads {
@@ -45,13 +45,13 @@ impl Pool {
     pub(crate) fn submit(&self, call: DeferredCall) {
         let host = Arc::clone(call.quota_owner());
         let mut shares = lock(&self.shares);
-        // A host whose calls wait for a stalled disk may reconnect and retransmit repeatedly. Without this, the calls
-        // of its closed connections would hold memory.
+        // A host whose calls wait for a stalled disk may reconnect and retransmit repeatedly. If they were not removed
+        // here, the calls of its closed connections would hold memory.
         shares.retain(&host, DeferredCall::skip_if_disconnected);
         shares.push(host, call);
-        let ready = shares.is_ready();
+        let is_ready = shares.is_ready();
         drop(shares);
-        if ready {
+        if is_ready {
             self.ready.notify_one();
         }
     }
@@ -63,10 +63,10 @@ impl Pool {
                 shares = self.ready.wait(shares).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            // One completed call may admit two others.
-            let more = shares.is_ready();
+            // One completed call may admit two others, so this thread wakes another one.
+            let is_ready = shares.is_ready();
             drop(shares);
-            if more {
+            if is_ready {
                 self.ready.notify_one();
             }
             // A call of a closed connection does not run, because its reply could not be sent and the client

@@ -27,8 +27,8 @@ impl Call<'_> {
         });
         answer.send(&match outcome {
             Ok((len, stat)) => Read3Res::Ok(Read3Resok {
-                // The attributes are always present, because clients locate the data by the length of the part before
-                // it.
+                // The attributes are always present, because clients expect the results before the data to have a fixed
+                // length.
                 file_attributes: Some(fattr(&stat)),
                 count: len as u32,
                 eof: offset.saturating_add(len as u64) >= stat.st_size as u64,
@@ -62,14 +62,14 @@ impl Call<'_> {
         outcome.map(done).map_err(|status| (status, Write3Resfail { file_wcc }))
     }
 
-    /// Writes as the user, with the requested stability. Returns the number of bytes, fewer than requested on a full
-    /// disk.
+    /// Writes as the user, with the requested stability. Returns the number of written bytes, which is less
+    /// than requested on a full disk.
     fn write_all(&self, node: &Node, offset: u64, data: &[u8], stable: StableHow) -> Outcome<u32> {
         self.export.check_writable()?;
         let file = node.writer(&self.user, node.owner_for_write()?)?;
         let end = offset.checked_add(data.len() as u64).and_then(|end| i64::try_from(end).ok());
         end.ok_or(Nfsstat3::ErrFbig)?;
-        // With the user's privileges the kernel clears set-ID bits, and denies reserved blocks and quotas.
+        // Because this runs as the user, the kernel clears set-ID bits, and enforces reserved blocks and quotas.
         let (len, synced) = self.user.run_as(|| {
             let len = write_at(file.as_fd(), data, offset)?;
             let synced = match stable {
@@ -95,7 +95,7 @@ impl Call<'_> {
         })?)
     }
 
-    /// Syncs the whole file, whatever the range. This requires the right to write.
+    /// Syncs the whole file, although COMMIT names a range. The user must be allowed to write to the file.
     fn sync_written(&self, node: &Node) -> Outcome<()> {
         self.export.check_writable()?;
         let file = node.writer(&self.user, node.stat()?.st_uid)?;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_sync_is_logged_in_terms_of_an_operator() {
+    fn a_failed_sync_is_logged_without_the_name_of_a_system_call() {
         log::set_logger(&Recorder).expect("no other logger");
         log::set_max_level(log::LevelFilter::Warn);
         let directory = tempfile::tempdir().expect("a directory");

@@ -47,7 +47,7 @@ impl Call<'_> {
         };
         // A fixed order of locks prevents a deadlock.
         let (first, second) = if from.ino() <= to.ino() { (&from, &to) } else { (&to, &from) };
-        let _lock = first.lock();
+        let _first_lock = first.lock();
         let _second_lock = (first.ino() != second.ino()).then(|| second.lock());
         let before = |dir: &Node| dir.stat().ok().as_ref().map(attr::wcc_attr);
         let (from_before, to_before) = (before(&from), before(&to));
@@ -67,7 +67,7 @@ impl Call<'_> {
         let (moved, replaced) = (name_stat(from, from_name), name_stat(to, to_name));
         self.user.run_as(|| renameat(from.fd(), from_name, to.fd(), to_name))?;
         if let Some(moved) = &moved {
-            // If both names were of one file, RENAME replaced nothing.
+            // If both names belonged to the same file, RENAME replaced nothing.
             if replaced.as_ref().is_some_and(|replaced| replaced.st_ino != moved.st_ino) {
                 forget_removed(self.export, (to, to_name), replaced.as_ref());
             }
@@ -89,9 +89,9 @@ pub(crate) fn name_stat(dir: &Node, name: &[u8]) -> Option<Stat> {
 /// Forgets a removed name. If it was the file's last name, closes the file, so that its space is freed.
 pub(crate) fn forget_removed(export: &Export, (dir, name): (&Node, &[u8]), removed: Option<&Stat>) {
     let Some(stat) = removed else { return };
-    let last = stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-    export.handles.forget(dir.ino(), name, stat.st_ino, last);
-    if last {
+    let is_last = stat.st_nlink <= 1 || FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    export.handles.forget(dir.ino(), name, stat.st_ino, is_last);
+    if is_last {
         export.cache.remove(stat.st_ino);
     }
 }

@@ -34,8 +34,8 @@ fn last_error() -> Errno {
 pub(crate) fn name_to_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
     let mut raw = RawHandle { len: MAX_LEN as u32, kind: 0, bytes: [0; MAX_LEN] };
     let mut mount: c_int = 0;
-    // SAFETY: the path is an empty string that ends with a zero, `raw` has the layout that the call requires and
-    // says how much room it has, and all three outlive the call.
+    // SAFETY: the path is an empty string that ends with a zero, `raw` has the layout that the call requires and states
+    // its own capacity, and the path, `raw` and `mount` outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,

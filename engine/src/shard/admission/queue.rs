@@ -242,7 +242,8 @@ impl WaitQueue {
                 } else {
                     self.lacked.push((deficit.size, deficit.several));
                 }
-                if contested.iter().any(|&(_, free)| free > 0) && self.may_reserve(waiting.ticket, conn.quota_owner(), now)
+                if contested.iter().any(|&(_, free)| free > 0)
+                    && self.may_reserve(waiting.ticket, conn.quota_owner(), now)
                 {
                     contested.iter().for_each(|&(size, _)| cx.memory.reserve_size(size));
                 }

@@ -679,8 +679,7 @@ fn reservations_in_vain_become_rarer_for_their_host_only() {
     wait_for_four(&mut fixture, 2, "192.0.2.2:7");
     assert!(fixture.cx.memory.has_reserved_sizes(), "the call of another host has a reservation at once");
     held.clear();
-    fixture.responder.continue_waiting(&mut fixture.cx);
-    assert_eq!(fixture.responder.admission.queue.len(), 2, "buffers for one of three calls are free");
+    assert!(fixture.responder.continue_waiting(&mut fixture.cx) > 0, "buffers for the first call are free");
 }
 
 /// A message may be in a longer buffer than necessary.

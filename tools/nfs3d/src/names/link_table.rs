@@ -23,12 +23,12 @@ pub(super) struct LinkTable {
     limit: usize,
 }
 
-fn cost((_, name): &Link) -> usize {
+fn link_size((_, name): &Link) -> usize {
     OVERHEAD + name.len()
 }
 
 impl LinkTable {
-    /// Creates an empty table of at most `bytes`.
+    /// Creates an empty table that takes at most `bytes` bytes.
     pub(super) fn new(bytes: usize) -> Self {
         Self { young: HashMap::new(), old: HashMap::new(), bytes: 0, limit: bytes / 2 }
     }
@@ -42,15 +42,15 @@ impl LinkTable {
     /// Returns the link of an inode, and marks it as used.
     fn get(&mut self, ino: u64) -> Option<&Link> {
         if let Some(link) = self.old.remove(&ino) {
-            self.put(ino, link);
+            self.insert_young(ino, link);
         }
         self.young.get(&ino)
     }
 
-    fn put(&mut self, ino: u64, link: Link) {
-        self.bytes += cost(&link);
+    fn insert_young(&mut self, ino: u64, link: Link) {
+        self.bytes += link_size(&link);
         if self.bytes > self.limit {
-            self.bytes = cost(&link);
+            self.bytes = link_size(&link);
             self.old = mem::take(&mut self.young);
         }
         self.young.insert(ino, link);
@@ -60,7 +60,7 @@ impl LinkTable {
     pub(super) fn insert(&mut self, ino: u64, parent: u64, name: &[u8]) {
         if self.get(ino).is_none_or(|link| (link.0, &*link.1) != (parent, name)) {
             self.remove(ino);
-            self.put(ino, (parent, name.into()));
+            self.insert_young(ino, (parent, name.into()));
         }
     }
 
@@ -75,7 +75,7 @@ impl LinkTable {
     pub(super) fn remove(&mut self, ino: u64) {
         self.old.remove(&ino);
         if let Some(link) = self.young.remove(&ino) {
-            self.bytes -= cost(&link);
+            self.bytes -= link_size(&link);
         }
     }
 

@@ -23,7 +23,7 @@ use crate::lock::lock;
 
 /// Limit of names that one call visits.
 const NAMES_PER_CALL: usize = 16 << 10;
-/// Time limit of one call's part.
+/// Time limit of one call's part of the search.
 const TIME_PER_CALL: Duration = Duration::from_millis(100);
 /// Limit of names of a pass, because the tree may grow during the pass.
 const NAMES_PER_PASS: u64 = 1 << 32;
@@ -31,12 +31,12 @@ const NAMES_PER_PASS: u64 = 1 << 32;
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Limit of files that are searched for at once.
 const MAX_WANTED: usize = 1 << 16;
-/// Passes in a row that decide about a file together, if directories changed during each of them. Without this limit, a
-/// client would never learn of a removed file if the tree changes all the time.
+/// A file is absent if this many passes in a row have not listed it, even if directories changed during each of them.
+/// Without this limit, a client would never learn of a removed file if the tree changes all the time.
 pub(super) const CHANGED_PASSES: u64 = 16;
-/// Passes after which a file is forgotten, if its client has not asked again.
+/// Passes after which the search for a file is abandoned, because its client has not asked for the file again.
 const RESULT_PASSES: u64 = 2 * CHANGED_PASSES;
-/// Limit of subdirectories that each frame holds. Further ones are read later.
+/// Limit of subdirectories that each frame holds. The others are read later.
 const BATCH: usize = 32;
 
 /// A directory on the way from the root to the current one.
@@ -82,7 +82,7 @@ pub(super) struct Search {
     frames: Vec<Frame>,
     /// The current directory, of the last frame.
     dir: Option<OwnedFd>,
-    /// Directories of this pass, each visited once.
+    /// Inode numbers of the directories entered in this pass, because each is entered once.
     seen: HashSet<u64>,
     /// Number of passes begun.
     pub(super) begun: u64,
@@ -147,7 +147,7 @@ impl Search {
         if !self.request(names, ino) {
             return Ok(Progress::Pending);
         }
-        if self.take_absent(names, ino) {
+        if self.end_if_absent(names, ino) {
             return Ok(Progress::Absent);
         }
         let start = Instant::now();
@@ -173,10 +173,10 @@ impl Search {
         }
         self.next_pass_at = Some(Instant::now() + self.elapsed.max(MIN_PAUSE));
         (self.dir, self.seen) = (None, HashSet::new());
-        Ok(if self.take_absent(names, ino) { Progress::Absent } else { Progress::Pending })
+        Ok(if self.end_if_absent(names, ino) { Progress::Absent } else { Progress::Pending })
     }
 
-    /// Records that an inode is searched for. Returns false while too many other inodes are.
+    /// Records that an inode is searched for. Returns false if too many other inodes are searched for.
     fn request(&self, names: &Names, ino: u64) -> bool {
         let mut wanted = lock(&names.wanted);
         if wanted.len() >= MAX_WANTED && !wanted.contains_key(&ino) {
@@ -196,8 +196,8 @@ impl Search {
         self.conclusive >= wanted.first_pass || self.completed + 1 >= unlisted_from + CHANGED_PASSES
     }
 
-    /// Ends the search for an inode that is absent. Returns whether it is.
-    fn take_absent(&self, names: &Names, ino: u64) -> bool {
+    /// Ends the search for an inode if the inode is absent. Returns true if so.
+    fn end_if_absent(&self, names: &Names, ino: u64) -> bool {
         let mut wanted = lock(&names.wanted);
         let absent = wanted.get(&ino).is_some_and(|wanted| self.is_absent(*wanted));
         if absent {
@@ -208,7 +208,7 @@ impl Search {
 
     fn begin_pass(&mut self, names: &Names) -> io::Result<()> {
         self.dir = Some(open_below(&names.root, b".")?);
-        // The kernel takes time stamps of files from this clock, which is behind the precise one.
+        // The kernel takes time stamps of files from this clock, which lags behind the precise one.
         let now = clock_gettime(ClockId::RealtimeCoarse);
         (self.began_at, self.changed) = ((now.tv_sec, now.tv_nsec), false);
         self.frames.push(Frame::new(names.root_ino, Box::default()));
@@ -225,8 +225,8 @@ impl Search {
             let Some(frame) = self.frames.last_mut() else { break };
             if self.visited >= NAMES_PER_PASS {
                 log::warn!(
-                    "search for moved files: the tree has more than {NAMES_PER_PASS} names, and files with other names \
-                     may not be found"
+                    "search for moved files: the tree has more than {NAMES_PER_PASS} names, and files beyond this \
+                     limit are not found"
                 );
                 self.frames.clear();
                 self.changed = true;
@@ -243,8 +243,8 @@ impl Search {
         Ok(false)
     }
 
-    /// Makes a subdirectory the current directory. Skips one that was removed or visited, is too deep or unreadable, or
-    /// is on another file system.
+    /// Makes a subdirectory the current directory. Skips a subdirectory that was removed or visited, is too deep or
+    /// unreadable, or is on another file system.
     fn enter(&mut self, names: &Names, name: Box<[u8]>) -> io::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         self.opened += 1;
@@ -277,7 +277,7 @@ impl Search {
             if above.as_ref().is_some_and(|dir| fstat(dir).is_ok_and(|stat| stat.st_ino == frame.ino)) {
                 break;
             }
-            // The directory was moved meanwhile, or may be listed but not searched.
+            // The directory just left was moved meanwhile, or the server may list but not search it.
             self.opened += 1;
             let path = self.frames.iter().skip(1).rev().map(|frame| &*frame.name);
             above = match names.descend(path).and_then(|dir| open_below(&dir, b".")) {
@@ -335,7 +335,8 @@ impl Search {
                 links.insert_if_room(ino, frame.ino, name);
                 continue;
             }
-            // The links of the directories above may have been dropped, or there was no room for them.
+            // The links of the directories above are recorded again, because they may have been dropped for lack of
+            // room.
             links.insert(ino, frame.ino, name);
             let mut below = &*frame;
             for frame in above.iter().rev() {
@@ -348,7 +349,7 @@ impl Search {
     }
 }
 
-/// True if the path does not lead to such a file, or the server's user may not follow it.
+/// True if the error means that the path leads to no such file, or that the server's user may not follow the path.
 pub(super) fn is_absence(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS)
 }

@@ -51,8 +51,8 @@ fn unnest(top: &Path) {
     fs::remove_dir(&a).expect("empty");
 }
 
-/// Waits until the clock of the file system's time stamps has advanced, so that a pass does not take earlier changes for
-/// changes during the pass.
+/// Waits until the clock of the file system's time stamps has advanced, so that a pass does not take earlier changes
+/// for changes during the pass.
 fn let_clock_advance() {
     thread::sleep(Duration::from_millis(25));
 }
@@ -60,12 +60,12 @@ fn let_clock_advance() {
 /// Repeats a request until there is a result. Returns it and the number of requests.
 fn find(names: &Names, (ino, birth): (u64, [u8; BIRTH])) -> (Outcome<u64>, usize) {
     let_clock_advance();
-    for asked in 1.. {
+    for requests in 1.. {
         let found = names.find(ino, &birth).map(|file| fstat(&file).expect("attributes").st_ino);
         if found != Err(Nfsstat3::ErrJukebox) {
-            return (found, asked);
+            return (found, requests);
         }
-        assert!(asked < 10_000, "the search does not end");
+        assert!(requests < 10_000, "the search does not end");
         lock(&names.search).end_pause();
     }
     unreachable!()
@@ -108,7 +108,7 @@ fn one_call_visits_a_bounded_part_and_later_calls_continue() {
         assert_eq!(found, if moved { Ok(identity.0) } else { Err(Nfsstat3::ErrStale) });
         let search = lock(&names.search);
         assert_eq!(search.begun, 1, "one pass");
-        // There are 820 names, or 819. Each directory also takes two steps, except for the root, which takes one.
+        // There are 820 names, or 819 without the file. Each directory also takes two steps, and the root takes one.
         let parts = search.visited as usize / 10;
         assert!(asked > parts && (moved || asked >= 86), "{asked} requests for {} names", search.visited);
         assert!(moved || search.visited == 819, "each name once: {}", search.visited);

@@ -68,7 +68,7 @@ impl TestServer {
     }
 
     /// Number of waiting calls of closed connections.
-    fn waiting_of_closed(&self) -> usize {
+    fn waiting_on_closed_connections(&self) -> usize {
         let shares = lock(&self.pool.shares);
         let waiting = shares.clients.values().flat_map(|client| &client.waiting);
         waiting.filter(|call| call.is_disconnected()).count()
@@ -115,7 +115,7 @@ fn a_host_has_one_share_whatever_its_credentials_and_connections() {
     let mut clients = vec![server.connect(Some("one")), server.connect(Some("two"))];
     clients.extend((0..12).map(|_| server.connect(None)));
     // Each CREATE waits for the lock of the directory, and holds its thread meanwhile.
-    let alone = server.export.root.lock();
+    let directory_lock = server.export.root.lock();
     for (n, client) in clients.iter_mut().enumerate() {
         (0..CALLS).for_each(|call| server.start_create(client, &format!("{n}-{call}")));
     }
@@ -125,7 +125,7 @@ fn a_host_has_one_share_whatever_its_credentials_and_connections() {
         held + waiting == all && !lock(&server.pool.shares).is_ready()
     });
     assert_eq!(server.held_and_waiting(), (THREADS / 2, all - THREADS / 2), "the other half is for other hosts");
-    drop(alone);
+    drop(directory_lock);
     poll_until(&mut clients, "calls end", |ended| ended == all);
     assert_eq!((server.names().len(), server.held_and_waiting()), (all, (0, 0)));
 }
@@ -136,7 +136,7 @@ fn waiting_calls_of_closed_connections_do_not_run() {
     for another_call in [false, true] {
         let server = TestServer::new(&format!("closed-{another_call}"));
         let mut staying = [server.connect(Some("tests"))];
-        let alone = server.export.root.lock();
+        let directory_lock = server.export.root.lock();
         (0..CALLS).for_each(|call| server.start_create(&mut staying[0], &format!("staying-{call}")));
         poll_until(&mut staying, "calls hold their threads", |_| server.held_and_waiting() == (CALLS, 0));
         let mut leaving = [Some("tests"), Some("other"), None].map(|machine| server.connect(machine));
@@ -146,7 +146,7 @@ fn waiting_calls_of_closed_connections_do_not_run() {
         poll_until(&mut leaving, "calls wait", |_| server.held_and_waiting() == (CALLS, 3 * CALLS));
         drop(leaving);
         poll_until(&mut staying, "the server sees that the connections are closed", |_| {
-            server.waiting_of_closed() == 3 * CALLS
+            server.waiting_on_closed_connections() == 3 * CALLS
         });
         let mut all = CALLS;
         if another_call {
@@ -155,7 +155,7 @@ fn waiting_calls_of_closed_connections_do_not_run() {
             poll_until(&mut staying, "another call waits", |_| server.held_and_waiting() == (CALLS, 1));
             all += 1;
         }
-        drop(alone);
+        drop(directory_lock);
         poll_until(&mut staying, "calls end", |ended| ended == all);
         poll_until(&mut staying, "the pool is idle", |_| server.held_and_waiting() == (0, 0));
         let names = server.names();

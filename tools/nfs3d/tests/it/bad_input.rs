@@ -14,7 +14,7 @@ fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, Cal
     nfs.client.call(call).map(|reply| reply.results().len()).map_err(CallError::from)
 }
 
-/// Valid arguments of each procedure but NULL.
+/// Valid arguments of each procedure except NULL.
 fn valid_arguments(root: &Fh) -> Vec<(u32, Vec<u8>)> {
     let dir = || encode(root);
     let join = |parts: &[Vec<u8>]| parts.concat();
@@ -52,17 +52,17 @@ fn truncated_or_too_long_arguments_are_refused_as_garbage() {
     let nfsd = Nfsd::start(&["--read-only"]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
-    let garbage =
+    let is_garbage =
         |outcome: &Result<usize, CallError>| matches!(outcome, Err(CallError::Refused(Refusal::GarbageArguments)));
     for (procedure, arguments) in valid_arguments(&root) {
         let whole = outcome(&mut nfs, procedure, &arguments);
         assert!(whole.is_ok(), "procedure {procedure}: {whole:?}");
         for len in 0..arguments.len() {
             let cut = outcome(&mut nfs, procedure, &arguments[..len]);
-            assert!(garbage(&cut), "procedure {procedure}, {len} bytes of {}: {cut:?}", arguments.len());
+            assert!(is_garbage(&cut), "procedure {procedure}, {len} bytes of {}: {cut:?}", arguments.len());
         }
         let more = outcome(&mut nfs, procedure, &[&arguments[..], &[0; 4]].concat());
-        assert!(garbage(&more), "procedure {procedure}, with an extra word: {more:?}");
+        assert!(is_garbage(&more), "procedure {procedure}, with an extra word: {more:?}");
     }
     assert!(matches!(outcome(&mut nfs, 22, &[]), Err(CallError::Refused(Refusal::ProcedureUnavailable))));
     assert!(outcome(&mut nfs, 0, &[]).is_ok());
@@ -102,7 +102,7 @@ fn data_that_does_not_fit_its_count_is_refused() {
     let root = nfs.root;
     let file = nfs.make(&root, "file");
     // The count, the length word, the offset of the chunk's position from the right one, the bytes in the chunk, and
-    // whether the error is one of the arguments or of the operation.
+    // whether the arguments are garbage (otherwise, the operation fails).
     for (count, length, shift, bytes, garbage) in
         [(100u32, 100u32, 0, 104, true), (100, 100, 0, 96, true), (100, 100, -4, 100, true), (99, 100, 0, 100, false)]
     {

@@ -42,7 +42,7 @@ pub(crate) struct Nfsd {
     directory: Arc<TempDir>,
 }
 
-/// A program and its arguments in front of the server's command line.
+/// A program and its arguments, which precede the command line of the server.
 type Launcher = Vec<String>;
 
 impl Nfsd {
@@ -273,7 +273,7 @@ pub(crate) fn status<T: std::fmt::Debug>(result: Result<T, Nfsstat3>) -> Nfsstat
     result.expect_err("the call succeeded")
 }
 
-/// Results of a procedure, which are either those of success or a status.
+/// Results of a procedure: those of success, or the status of a failure.
 pub(crate) trait Results: Decode<'static> {
     type Ok: std::fmt::Debug;
     fn split(self) -> Result<Self::Ok, Nfsstat3>;

@@ -9,7 +9,7 @@ use rpcrdma_nfs3d::nfs3::*;
 
 use crate::client::{Fh, Nfs, Nfsd, at, is_root, put, status, with_mode};
 
-/// Every way to create a name, with attributes.
+/// Creates a name with attributes in every way. Returns the outcomes.
 fn creations(nfs: &mut Nfs, dir: &Fh, name: &str, new: Sattr3) -> [Result<Create3Resok<'static>, Nfsstat3>; 5] {
     let symlink = Symlinkdata3 { symlink_attributes: new, symlink_data: Nfspath3(b"target"[..].into()) };
     let r#where = at(dir, name);

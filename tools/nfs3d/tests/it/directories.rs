@@ -10,7 +10,7 @@ use rpcrdma_nfs3d::nfs3::*;
 use crate::client::{Fh, Nfs, Nfsd, put};
 
 /// Lists all names of a directory by repeated calls.
-fn all(nfs: &mut Nfs, dir: &Fh, plus: bool, count: u32) -> Vec<String> {
+fn list_all(nfs: &mut Nfs, dir: &Fh, plus: bool, count: u32) -> Vec<String> {
     let (mut names, mut cookie, mut parts) = (Vec::new(), 0, 0);
     loop {
         let name = |name: &[u8]| String::from_utf8(name.to_vec()).expect("text");
@@ -39,7 +39,7 @@ fn check_listing(credit_mode: CreditMode) {
     let mut nfs = nfsd.client_as(0, credit_mode);
     let root = nfs.root;
     for (plus, count) in [(false, 512), (false, 4096), (false, 65_536), (true, 1024), (true, 65_536), (true, 1 << 20)] {
-        let names = all(&mut nfs, &root, plus, count);
+        let names = list_all(&mut nfs, &root, plus, count);
         let unique: BTreeSet<String> = names.iter().cloned().collect();
         assert_eq!(names.len(), unique.len(), "a name is listed twice");
         assert_eq!(unique, expected, "plus {plus}, count {count}");

@@ -31,7 +31,7 @@ pub(crate) type Listed = (Vec<u8>, bool, u64);
 
 /// A server that replies as configured.
 pub(crate) struct FakeServer {
-    /// The entries behind a cookie, and whether they are the last.
+    /// The entries after a cookie, and whether they are the last.
     pub(crate) list: fn(u64) -> (Vec<Listed>, bool),
     /// Calls that fail with NFS3ERR_JUKEBOX.
     pub(crate) busy: Busy,

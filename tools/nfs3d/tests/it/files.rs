@@ -11,7 +11,7 @@ use rpcrdma_nfs3d::nfs3::*;
 
 use crate::client::{Fh, Nfs, Nfsd, is_root, pattern, put, status, with_mode, with_size};
 
-fn reads_and_writes(credit_mode: CreditMode, options: &[&str]) {
+fn check_reads_and_writes(credit_mode: CreditMode, options: &[&str]) {
     let nfsd = Nfsd::start(options);
     let mut nfs = nfsd.client_as(0, credit_mode);
     let root = nfs.root;
@@ -36,17 +36,17 @@ fn reads_and_writes(credit_mode: CreditMode, options: &[&str]) {
 
 #[test]
 fn written_data_is_read_by_chunks_and_inline() {
-    reads_and_writes(CreditMode::V2Windowed, &[]);
+    check_reads_and_writes(CreditMode::V2Windowed, &[]);
 }
 
 #[test]
 fn written_data_is_read_by_chunks_and_inline_in_version_1() {
-    reads_and_writes(CreditMode::V1, &[]);
+    check_reads_and_writes(CreditMode::V1, &[]);
 }
 
 #[test]
 fn shards_read_and_write_without_worker_threads() {
-    reads_and_writes(CreditMode::V2Windowed, &["--workers", "0"]);
+    check_reads_and_writes(CreditMode::V2Windowed, &["--workers", "0"]);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
         assert!(part == data[offset as usize..end], "{count} at {offset}");
         assert_eq!((attributes.size, eof), (100_000, end == 100_000));
     }
-    // A READ across the end is shorter, and one behind the end returns no data. Neither is an error.
+    // A READ across the end is shorter, and a READ beyond the end returns no data. Neither is an error.
     let (_, eof, part) = nfs.read(&file, 99_000, 5000).unwrap();
     assert!(eof && part == data[99_000..]);
     for offset in [100_000, 1 << 40, i64::MAX as u64 - 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX] {
@@ -74,7 +74,7 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
     // Without a chunk there is less room, so a READ returns less data.
     let (eof, part) = nfs.read_inline(&file, 7, 50_000);
     assert!(!eof && part.len() >= 3000 && part == data[7..7 + part.len()]);
-    // Writes at unaligned offsets, across the end, and far behind it.
+    // Writes at unaligned offsets, across the end, and far beyond it.
     let mut expected = data;
     for (offset, len) in [(1, 3), (50_001, 4097), (99_999, 7), (150_000, 10)] {
         let part: Vec<u8> = pattern(len).iter().map(|byte| !byte).collect();
@@ -103,16 +103,20 @@ fn a_read_without_a_chunk_is_bounded_by_the_inline_threshold() {
     let nfsd = Nfsd::start(&[]);
     let data = pattern(10_000);
     put(&nfsd.path().join("file"), &data);
-    for (receive_size, most) in [(4096, 3940), (2048, 1892), (1024, 868)] {
+    for (receive_size, max_count) in [(4096, 3940), (2048, 1892), (1024, 868)] {
         let mut shard = Config::default();
         shard.wire.credit_mode = CreditMode::V1;
         shard.wire.receive_size = receive_size;
         let mut nfs = nfsd.client_with(0, shard);
         let root = nfs.root;
         let file = nfs.find(&root, "file");
-        for count in [0, 1, 100, most - 1, most, most + 1, 10_000] {
+        for count in [0, 1, 100, max_count - 1, max_count, max_count + 1, 10_000] {
             let (eof, part) = nfs.read_expecting(&file, 3, count as u32, receive_size - 28 - 24);
-            assert!(!eof && part == data[3..3 + count.min(most)], "{} of {count} within {receive_size}", part.len());
+            assert!(
+                !eof && part == data[3..3 + count.min(max_count)],
+                "{} of {count} within {receive_size}",
+                part.len()
+            );
         }
     }
 }
@@ -167,8 +171,8 @@ fn attributes_of_files_are_reported_and_can_be_set() {
     assert_eq!(nfs.getattr(&file).unwrap().mode, 0o4751);
     let too_large = with_size(u64::MAX);
     assert_eq!(status(nfs.setattr(&file, too_large, None)), Nfsstat3::ErrFbig);
-    let nobody = Sattr3 { uid: Some(u32::MAX), ..UNCHANGED };
-    assert_eq!(status(nfs.setattr(&file, nobody, None)), Nfsstat3::ErrInval);
+    let invalid_user = Sattr3 { uid: Some(u32::MAX), ..UNCHANGED };
+    assert_eq!(status(nfs.setattr(&file, invalid_user, None)), Nfsstat3::ErrInval);
 }
 
 #[test]
@@ -188,7 +192,7 @@ fn fsinfo_and_pathconf_report_the_file_system() {
     assert_eq!((conf.name_max, conf.no_trunc, conf.case_preserving), (255, true, true));
 }
 
-/// Rights that ACCESS grants, of all.
+/// Rights that ACCESS grants if all are requested.
 fn rights(nfs: &mut Nfs, object: &Fh) -> u32 {
     let args = Access3Args { object: *object, access: 63 };
     nfs.call::<Access>(&args).unwrap().access

@@ -19,7 +19,7 @@ const OWNER: u32 = 1234;
 const OTHER: u32 = 5678;
 const NOW: SetMtime = SetMtime::Default(TimeHow::SetToServerTime);
 
-/// True if the test can run. Prints a line if not.
+/// True if this process is root. Otherwise, prints that the test does not run.
 fn has_root() -> bool {
     if !is_root() {
         println!("not run: only root can act as other users");
@@ -32,7 +32,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 /// Creates a file of a user.
-fn file_of(path: &Path, owner: u32, mode: u32) {
+fn create_file(path: &Path, owner: u32, mode: u32) {
     put(path, b"data");
     chown(path, Some(owner), Some(owner)).expect("root");
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("root");
@@ -59,11 +59,12 @@ fn set_id_bits_are_cleared_in_files_that_are_already_open() {
         let nfsd = Nfsd::start(options);
         for (what, change) in CHANGES {
             for set_id in [0o4777, 0o2777, 0o6777] {
-                // This also holds for the owner, and for files that a call of root or of the owner has opened before.
+                // The bits are also cleared for the owner, and in files that a call of root or of the owner has opened
+                // before.
                 for (uid, expected) in [(0, set_id), (OTHER, 0o777), (OWNER, 0o777), (OTHER, 0o777)] {
                     let name = format!("{what}-{set_id:o}");
                     let path = nfsd.path().join(&name);
-                    file_of(&path, OWNER, set_id);
+                    create_file(&path, OWNER, set_id);
                     let mut nfs = nfsd.client_in(uid, &[]);
                     let root = nfs.root;
                     let file = nfs.find(&root, &name);
@@ -167,8 +168,8 @@ fn a_server_that_is_not_root_uses_no_capabilities() {
     }
     let nfsd = start_as_owner("--inh-caps=+fsetid,+dac_override --ambient-caps=+fsetid,+dac_override");
     let path = nfsd.path().join("file");
-    file_of(&path, OWNER, 0o4755);
-    file_of(&nfsd.path().join("others"), OTHER, 0o600);
+    create_file(&path, OWNER, 0o4755);
+    create_file(&nfsd.path().join("others"), OTHER, 0o600);
     let mut nfs = nfsd.client();
     let root = nfs.root;
     let file = nfs.find(&root, "file");
@@ -232,7 +233,7 @@ fn users_with_write_permission_may_set_times_to_the_present() {
     let given = SetMtime::SetToClientTime(Nfstime3 { seconds: 5, nseconds: 0 });
     for (mode, refused) in [(0o666, None), (0o644, Some(Nfsstat3::ErrAcces))] {
         for (atime, mtime) in [(NOW, NOW), (keep, NOW), (NOW, keep)] {
-            file_of(&path, OWNER, mode);
+            create_file(&path, OWNER, mode);
             let old = fs::FileTimes::new().set_accessed(UNIX_EPOCH).set_modified(UNIX_EPOCH + Duration::from_secs(1));
             fs::File::options().write(true).open(&path).unwrap().set_times(old).unwrap();
             let file = other.find(&root, "file");

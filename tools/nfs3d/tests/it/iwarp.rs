@@ -54,7 +54,7 @@ impl SentStream {
     }
 }
 
-/// Copies a stream to its end, and returns its bytes.
+/// Starts a thread that copies a stream to its end, and returns its bytes.
 fn copy(mut from: TcpStream, mut to: TcpStream) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let (mut copied, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
@@ -107,7 +107,7 @@ const GET: &[&str] = &["get", "file", "/dev/null"];
 
 #[test]
 fn crcs_are_used_if_either_side_requires_them() {
-    for (by_server, by_client, asked, agreed) in [
+    for (by_server, by_client, requested, agreed) in [
         (&[][..], &[][..], false, false),
         (&["--crc", "always"], &[], false, true),
         (&[], &["--crc", "always"], true, true),
@@ -116,7 +116,7 @@ fn crcs_are_used_if_either_side_requires_them() {
     ] {
         let [client, server] = streams(&serve(by_server), by_client, GET);
         let what = format!("{by_server:?} {by_client:?}");
-        assert_eq!((client.setup.crc, server.setup.crc), (asked, agreed), "{what}");
+        assert_eq!((client.setup.crc, server.setup.crc), (requested, agreed), "{what}");
         assert_eq!((client.has_crcs(), server.has_crcs()), (agreed, agreed), "{what}");
     }
 }
@@ -135,7 +135,7 @@ fn the_fpdu_option_sets_the_size_of_sent_fpdus() {
     let local = tempfile::tempdir().unwrap();
     let original = local.path().join("original");
     put(&original, &pattern(FILE));
-    let putting = ["put", original.to_str().expect("text"), "new"];
+    let put_command = ["put", original.to_str().expect("text"), "new"];
     // The length of a segment of the loopback device differs from the longest FPDU.
     for (option, is_longest) in [(None, true), (Some("auto"), true), (Some("longest"), true), (Some("segment"), false)]
     {
@@ -147,7 +147,7 @@ fn the_fpdu_option_sets_the_size_of_sent_fpdus() {
             "{} bytes with {options:?} of the server",
             server.longest()
         );
-        let [client, _] = streams(&serve(&[]), &options, &putting);
+        let [client, _] = streams(&serve(&[]), &options, &put_command);
         assert_eq!(
             client.longest() == LONGEST,
             is_longest,

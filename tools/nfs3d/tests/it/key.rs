@@ -116,7 +116,7 @@ fn a_key_with_a_second_name_is_refused() {
     let output = server.arg("--key").arg(&key).stdin(Stdio::null()).output().expect("it runs");
     assert_eq!(output.status.code(), Some(1));
     let output = String::from_utf8(output.stderr).expect("text");
-    assert!(output.contains(&format!("--key {}: the file has 2 names", key.display())), "{output}");
+    assert!(output.contains(&format!("--key {}: the file has 2 hard links", key.display())), "{output}");
 }
 
 #[test]
@@ -128,7 +128,8 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     fs::create_dir(&export).expect("a directory");
     fs::create_dir_all(&parent).expect("directories");
     std::os::unix::fs::symlink(&key, &link).expect("a link");
-    let refused = |name: &Path| {
+    // Returns the error of a server with this key, or nothing if the server accepts the key.
+    let start_error = |name: &Path| {
         let mut server = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
         // The port is in use, so a server that accepts the key ends at once.
         let port = std::net::TcpListener::bind("[::]:0").expect("a port");
@@ -140,7 +141,7 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     };
     set_mode(&above, 0o755);
     set_mode(&parent, 0o755);
-    assert_eq!(refused(&key), None, "the key is created");
+    assert_eq!(start_error(&key), None, "the key is created");
     assert_eq!(format!("{:o}", mode(&key)), "600");
     for (path, bad, good) in [
         (&key, 0o620, 0o600),
@@ -151,49 +152,49 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     ] {
         set_mode(path, bad);
         for name in [&key, &link] {
-            let output = refused(name).expect("an error");
+            let output = start_error(name).expect("an error");
             let remedy = format!("chmod {} {}", if path == &key { "600" } else { "go-w" }, path.display());
             let problem = format!("{} has mode {bad:04o}", path.display());
             assert!(output.contains(&problem) && output.contains(&remedy), "{output}");
         }
         set_mode(path, good);
-        assert_eq!(refused(&key), None, "{}", path.display());
+        assert_eq!(start_error(&key), None, "{}", path.display());
     }
     // In a sticky directory, other users cannot remove the file.
     set_mode(&above, 0o1777);
-    assert_eq!(refused(&key), None);
+    assert_eq!(start_error(&key), None);
     // A directory between two symbolic links is checked, too.
     let (first, second) = (top.join("first"), above.join("second"));
     std::os::unix::fs::symlink("above/../above/second", &first).expect("a link");
     std::os::unix::fs::symlink(&link, &second).expect("a link");
-    assert_eq!(refused(&first), None);
+    assert_eq!(start_error(&first), None);
     let between = top.join("between");
     fs::create_dir(&between).expect("a directory");
     fs::rename(&second, between.join("second")).expect("a name");
     fs::remove_file(&first).expect("a link");
     std::os::unix::fs::symlink("between/second", &first).expect("a link");
     set_mode(&between, 0o777);
-    let output = refused(&first).expect("an error");
+    let output = start_error(&first).expect("an error");
     assert!(output.contains(&format!("{} has mode 0777", between.display())), "{output}");
     set_mode(&between, 0o755);
-    assert_eq!(refused(&first), None);
+    assert_eq!(start_error(&first), None);
     if !geteuid().is_root() {
         return println!("not run: files of other users need root");
     }
     // The owner of a link may replace it in a sticky directory, but not where only root may write.
     let second = between.join("second");
     lchown(&second, Some(NOBODY), None).expect("chown");
-    assert_eq!(refused(&first), None);
+    assert_eq!(start_error(&first), None);
     set_mode(&between, 0o1777);
     for name in [&first, &second] {
-        let output = refused(name).expect("an error");
+        let output = start_error(name).expect("an error");
         assert!(output.contains(&format!("{} belongs to user {NOBODY}", second.display())), "{output}");
     }
     lchown(&second, Some(0), None).expect("chown");
-    assert_eq!(refused(&first), None);
+    assert_eq!(start_error(&first), None);
     for path in [&key, &parent] {
         chown(path, Some(NOBODY), None).expect("chown");
-        let output = refused(&key).expect("an error");
+        let output = start_error(&key).expect("an error");
         assert!(output.contains(&format!("{} belongs to user {NOBODY}", path.display())), "{output}");
         chown(path, Some(0), None).expect("chown");
     }

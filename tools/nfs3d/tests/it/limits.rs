@@ -71,8 +71,8 @@ fn open_files_leave_descriptors_for_connections() {
     assert!(errors.contains("RLIMIT_NOFILE is 128, at least ") && errors.contains("`ulimit -n"), "{errors}");
 }
 
-/// Connections that finish no handshake, and established ones without a call, have limits that leave descriptors for
-/// files.
+/// The limits of connections with an unfinished handshake, and of established ones without a call, leave descriptors
+/// for files.
 #[test]
 fn silent_connections_leave_descriptors_for_files() {
     const REQUEST: &[u8] = b"MPA ID Req Frame\x00\x01\x00\x00";

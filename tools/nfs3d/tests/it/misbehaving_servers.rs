@@ -14,12 +14,12 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[track_caller]
-fn fails(output: &Output, words: &str) {
+fn assert_fails(output: &Output, words: &str) {
     let errors = text(&output.stderr);
     assert!(output.status.code() == Some(1) && errors.contains(words), "{:?}: {errors}", output.status);
 }
 
-fn one(_: u64) -> (Vec<Listed>, bool) {
+fn list_one_name(_: u64) -> (Vec<Listed>, bool) {
     (vec![(b"name".to_vec(), false, 1)], true)
 }
 
@@ -43,7 +43,7 @@ fn a_mount_reply_that_arrives_slowly_does_not_extend_the_time_limit() {
         .stdin(Stdio::null())
         .output()
         .expect("it runs");
-    fails(&output, "timed out");
+    assert_fails(&output, "timed out");
     assert!(server.join().expect("no panic"), "the client ended before the server");
 }
 
@@ -57,12 +57,12 @@ fn repeated_cookies_end_with_an_error() {
         let fake = FakeServer::new(list, Busy::Never);
         for command in ["ls", "sum"] {
             fake.lists.store(0, Ordering::Relaxed);
-            fails(&fake.run(&[command]), "the server repeats cookie");
+            assert_fails(&fake.run(&[command]), "the server repeats cookie");
             assert_eq!(fake.lists.load(Ordering::Relaxed), calls);
         }
     }
     let nothing: List = |_| (vec![], false);
-    fails(
+    assert_fails(
         &FakeServer::new(nothing, Busy::Never).run(&["ls"]),
         "the server lists no entries before the end of the directory",
     );
@@ -79,11 +79,11 @@ fn invalid_names_in_listings_are_refused() {
     ];
     for (list, words) in lists {
         for command in ["ls", "sum"] {
-            fails(&FakeServer::new(list, Busy::Never).run(&[command]), words);
+            assert_fails(&FakeServer::new(list, Busy::Never).run(&[command]), words);
         }
     }
     let itself: List = |_| (vec![(b"d".repeat(255), true, 1)], true);
-    fails(&FakeServer::new(itself, Busy::Never).run(&["sum"]), "a directory of the server contains itself");
+    assert_fails(&FakeServer::new(itself, Busy::Never).run(&["sum"]), "a directory of the server contains itself");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn calls_are_retried_while_the_server_is_busy() {
     let (original, copy) = (local.path().join("original"), local.path().join("copy"));
     std::fs::write(&original, pattern(LEN)).unwrap();
     let [original, copy] = [&original, &copy].map(|path| path.to_str().expect("text"));
-    let fake = FakeServer::new(one, Busy::Once);
+    let fake = FakeServer::new(list_one_name, Busy::Once);
     for (command, procedures) in [
         (&["get", "d/file", copy][..], &["LOOKUP", "GETATTR", "READ"][..]),
         (&["put", original, "d/file"], &["CREATE", "WRITE", "SETATTR", "COMMIT"]),
@@ -114,11 +114,11 @@ fn calls_are_retried_while_the_server_is_busy() {
 
 #[test]
 fn a_server_that_stays_busy_is_an_error() {
-    let fake = FakeServer::new(one, Busy::Always);
+    let fake = FakeServer::new(list_one_name, Busy::Always);
     let output = fake.run(&["--busy-timeout", "0", "ls"]);
     let errors = text(&output.stderr);
     assert!(errors.starts_with("nfs3c: memory: ") && errors.lines().count() == 2, "{errors}");
     assert!(errors.ends_with("\nnfs3c: FSINFO: NFS3ERR_JUKEBOX\n"), "{errors}");
     let output = fake.run(&["--busy-timeout", "1", "ls"]);
-    fails(&output, "nfs3c: the server was busy for 1s (--busy-timeout): FSINFO: NFS3ERR_JUKEBOX");
+    assert_fails(&output, "nfs3c: the server was busy for 1s (--busy-timeout): FSINFO: NFS3ERR_JUKEBOX");
 }

@@ -27,11 +27,17 @@ fn exchange(stream: &mut TcpStream, record: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn record(program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
-    record_of(OpaqueAuth::NONE, program, version, procedure, args)
+    record_with_credential(OpaqueAuth::NONE, program, version, procedure, args)
 }
 
 /// A call with a credential.
-fn record_of(credential: OpaqueAuth<'_>, program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
+fn record_with_credential(
+    credential: OpaqueAuth<'_>,
+    program: u32,
+    version: u32,
+    procedure: u32,
+    args: &[u8],
+) -> Vec<u8> {
     let verifier = OpaqueAuth::NONE;
     let header = CallHeader { xid: 77, program, version, procedure, credential, verifier };
     let mut message = vec![0; header.encoded_len()];
@@ -56,7 +62,7 @@ fn mount_status(port: u16, path: &Path, uid: Option<u32>) -> u32 {
     let len = AuthSys::new(0, b"tests", uid.unwrap_or(0), uid.unwrap_or(0)).emit(&[], &mut body).expect("room");
     let sys = OpaqueAuth { flavor: AuthSys::FLAVOR, body: &body[..len] };
     let credential = if uid.is_some() { sys } else { OpaqueAuth::NONE };
-    let call = record_of(credential, PROGRAM, VERSION, 1, &path_args(path));
+    let call = record_with_credential(credential, PROGRAM, VERSION, 1, &path_args(path));
     let reply = exchange(&mut connect(port), &call).expect("a reply");
     u32::from_be_bytes(results(&reply)[..4].try_into().expect("a status"))
 }
@@ -148,7 +154,8 @@ fn only_directories_that_the_caller_could_reach_locally_can_be_mounted() {
         fs::set_permissions(&top, fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(mount_status(port, &top, None), 0);
         let gss = OpaqueAuth { flavor: 6, body: &[] };
-        let reply = exchange(&mut connect(port), &record_of(gss, PROGRAM, VERSION, 1, &path_args(&top))).unwrap();
+        let reply =
+            exchange(&mut connect(port), &record_with_credential(gss, PROGRAM, VERSION, 1, &path_args(&top))).unwrap();
         let (header, _) = ReplyHeader::parse(&reply).expect("a reply");
         assert_eq!(header.body, ReplyBody::Denied(RejectStat::AuthError(AuthStat::RejectedCred.code())));
     }
@@ -195,7 +202,7 @@ fn idle_mount_connections_do_not_lock_out_other_clients() {
     assert_eq!(idle[0].read(&mut [0]).expect("the end"), 0, "the least recently used connection is closed");
 }
 
-/// RFC 8267 §5.1 requires further protocols beside MOUNT, and `--help` says that they are missing.
+/// RFC 8267 §5.1 requires more protocols than MOUNT, and `--help` says that they are missing.
 #[test]
 fn help_names_unsupported_protocols() {
     let help = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");

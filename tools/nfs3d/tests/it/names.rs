@@ -50,14 +50,14 @@ fn an_exclusive_create_may_be_repeated_even_after_a_restart() {
     let mut nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
-    let (mine, other) = ([0xFF, 2, 3, 4, 5, 6, 7, 8], [9; 8]);
-    let first = nfs.create(&root, "file", Createhow3::Exclusive(mine)).unwrap().obj.unwrap();
-    let again = nfs.create(&root, "file", Createhow3::Exclusive(mine)).unwrap().obj.unwrap();
+    let (verifier, other) = ([0xFF, 2, 3, 4, 5, 6, 7, 8], [9; 8]);
+    let first = nfs.create(&root, "file", Createhow3::Exclusive(verifier)).unwrap().obj.unwrap();
+    let again = nfs.create(&root, "file", Createhow3::Exclusive(verifier)).unwrap().obj.unwrap();
     assert_eq!(first, again);
     assert_eq!(status(nfs.create(&root, "file", Createhow3::Exclusive(other))), Nfsstat3::ErrExist);
     nfsd.restart();
     let mut nfs = nfsd.client();
-    assert_eq!(nfs.create(&root, "file", Createhow3::Exclusive(mine)).unwrap().obj.unwrap(), first);
+    assert_eq!(nfs.create(&root, "file", Createhow3::Exclusive(verifier)).unwrap().obj.unwrap(), first);
     // The client now sets the attributes, including the times, so the file no longer holds the verifier.
     let attributes = Sattr3 {
         atime: SetAtime::Default(TimeHow::SetToServerTime),
@@ -65,7 +65,7 @@ fn an_exclusive_create_may_be_repeated_even_after_a_restart() {
         ..with_mode(0o644)
     };
     nfs.setattr(&first, attributes, None).unwrap();
-    assert_eq!(status(nfs.create(&root, "file", Createhow3::Exclusive(mine))), Nfsstat3::ErrExist);
+    assert_eq!(status(nfs.create(&root, "file", Createhow3::Exclusive(verifier))), Nfsstat3::ErrExist);
 }
 
 #[test]

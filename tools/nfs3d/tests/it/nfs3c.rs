@@ -250,7 +250,7 @@ fn names_of_any_bytes_are_copied_and_listed() {
     ];
     assert_eq!(listed, shown);
 
-    // sha256sum accepts the output, and itself prints the same.
+    // sha256sum accepts the output, and prints the same lines for these files.
     let sums = nfs3c(&["sum"].map(OsStr::new));
     let list = local.path().join("sums");
     std::fs::write(&list, &sums).unwrap();
@@ -297,7 +297,7 @@ fn local_data_of_unknown_size_is_copied_to_its_end() {
     });
     assert!(std::fs::read(&file).unwrap() == pattern(65536 * 2 + 5));
     succeeds(&nfsd, &[], &["put", "/proc/version", "file"]);
-    assert_eq!(std::fs::read(&file).unwrap(), std::fs::read("/proc/version").unwrap(), "a longer file is cut");
+    assert_eq!(std::fs::read(&file).unwrap(), std::fs::read("/proc/version").unwrap(), "a longer file is truncated");
     succeeds(&nfsd, &[], &["put", "/dev/null", "file"]);
     assert_eq!(std::fs::read(&file).unwrap(), b"");
 }
@@ -331,7 +331,7 @@ fn targets_keep_their_data_unless_it_is_replaced() {
     }
     put(&file, b"short");
     succeeds(&nfsd, &[], &["get", "file", text(&copy)]);
-    assert_eq!(std::fs::read(&copy).unwrap(), b"short", "a longer copy is cut");
+    assert_eq!(std::fs::read(&copy).unwrap(), b"short", "a longer copy is truncated");
 }
 
 #[test]

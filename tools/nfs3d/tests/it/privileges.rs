@@ -137,17 +137,17 @@ fn blocks_reserved_for_root_are_not_given_to_users() {
     let top = user.root;
     let file = user.make(&top, "large");
     let data = vec![7; 256 << 10];
-    // The writes have 16 MiB, which is all of the device. The WRITE after one that a full disk has shortened fails.
+    // The writes add up to 16 MiB, the size of the device. A full disk shortens one WRITE, and the next one fails.
     let full = (0..64).find_map(|n| user.write(&file, n * data.len() as u64, &data, StableHow::FileSync).err());
     assert_eq!(full, Some(Nfsstat3::ErrNospc));
-    let free = rustix::fs::statvfs(&export).unwrap();
-    let reserved = (free.f_bfree - free.f_bavail) * free.f_frsize;
+    let space = rustix::fs::statvfs(&export).unwrap();
+    let reserved = (space.f_bfree - space.f_bavail) * space.f_frsize;
     assert!(reserved > 3 << 20, "{reserved} bytes are still reserved");
     // Root may use them.
     let mut root = nfsd.client();
-    let mine = root.make(&top, "root's");
+    let roots_file = root.make(&top, "root's");
     for n in 0..8 {
-        root.write(&mine, n * data.len() as u64, &data, StableHow::FileSync).unwrap();
+        root.write(&roots_file, n * data.len() as u64, &data, StableHow::FileSync).unwrap();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reduced messages: which bytes are in chunks, and which stay in the message.
 //!
-//! RFC 8267 §4.2 has the rules for version 1, §4.4.4 of version 2 those for version 2.
+//! The rules are in RFC 8267 §4.2 for version 1, and in §4.4.4 of the version 2 draft for version 2.
 
 use rpcrdma::typed::Signature;
 use rpcrdma::xdr::{Decode, Decoder};
@@ -23,7 +23,7 @@ fn call_with_write_chunk(nfs: &mut Nfs, procedure: u32, args: &[u8], room: usize
     (reply.results().to_vec(), reply.chunk(0).expect("the chunk").to_vec())
 }
 
-/// Calls with an argument in a Read chunk at position `at` of the arguments.
+/// Calls with an argument in a Read chunk, whose position in the arguments is `at`.
 fn call_with_read_chunk(
     nfs: &mut Nfs,
     procedure: u32,

@@ -29,12 +29,12 @@ fn check_restart(options: &[&str]) {
     assert_eq!(nfs.find(&root, "elsewhere"), file);
     assert_eq!(nfs.find(&dir, "deep"), deep);
     // Between two passes of its search, the server asks the client to try again.
-    let mut end = nfs.getattr(&gone).unwrap_err();
-    while end == Nfsstat3::ErrJukebox {
+    let mut error = nfs.getattr(&gone).unwrap_err();
+    while error == Nfsstat3::ErrJukebox {
         std::thread::sleep(std::time::Duration::from_millis(100));
-        end = nfs.getattr(&gone).unwrap_err();
+        error = nfs.getattr(&gone).unwrap_err();
     }
-    assert_eq!(end, Nfsstat3::ErrStale);
+    assert_eq!(error, Nfsstat3::ErrStale);
     // Uncommitted data may be lost by the restart, so the verifier has changed.
     assert_ne!(nfs.commit(&file).unwrap().verf, before.verf);
     assert!(nfsd.stop().contains("drained"));
@@ -83,12 +83,12 @@ fn handles_that_the_server_did_not_make_are_refused() {
     for at in 0..file.data.len() {
         let mut bytes = file.data.to_vec();
         bytes[at] ^= 1;
-        let end = nfs.getattr(&handle(&bytes)).unwrap_err();
-        assert!(matches!(end, Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle), "byte {at}: {end:?}");
+        let error = nfs.getattr(&handle(&bytes)).unwrap_err();
+        assert!(matches!(error, Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle), "byte {at}: {error:?}");
     }
     for bytes in [&b""[..], b"\x01", &file.data[..27], &[0; 64], &[1; 64], &[0xFF; 64]] {
-        let end = nfs.getattr(&handle(bytes)).unwrap_err();
-        assert!(matches!(end, Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle), "{bytes:?}: {end:?}");
+        let error = nfs.getattr(&handle(bytes)).unwrap_err();
+        assert!(matches!(error, Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle), "{bytes:?}: {error:?}");
         assert!(matches!(status(nfs.lookup(&handle(bytes), "x")), Nfsstat3::ErrStale | Nfsstat3::ErrBadhandle));
     }
     nfs.getattr(&file).unwrap();
@@ -102,9 +102,10 @@ fn a_malformed_or_exported_key_is_refused() {
     let key = directory.path().join("key");
     fs::write(&key, b"too short").unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-    let why = "expected 32 bytes, found 9";
-    let seen = "the key must be outside of the exported directory";
-    for (key, why) in [(key, why), (export.join("key"), seen), (export.join("../export/key"), seen)] {
+    let wrong_length = "expected 32 bytes, found 9";
+    let exported = "the key must be outside of the exported directory";
+    for (key, error) in [(key, wrong_length), (export.join("key"), exported), (export.join("../export/key"), exported)]
+    {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d"))
             .arg(&export)
             .args(["--listen", &format!("soft:nfs3d-test-bad-key-{}", std::process::id())])
@@ -114,6 +115,6 @@ fn a_malformed_or_exported_key_is_refused() {
             .unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "as user {}", geteuid().as_raw());
-        assert!(errors.contains(why), "{errors}");
+        assert!(errors.contains(error), "{errors}");
     }
 }

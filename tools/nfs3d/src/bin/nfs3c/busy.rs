@@ -37,7 +37,7 @@ impl Retry {
     ///
     /// # Errors
     /// `error`, if the server was not busy or retries are disabled. Otherwise the time limit has passed.
-    pub(crate) fn after(&mut self, error: anyhow::Error) -> anyhow::Result<Duration> {
+    pub(crate) fn next_delay(&mut self, error: anyhow::Error) -> anyhow::Result<Duration> {
         if !is_busy(&error) || self.limit.is_zero() {
             return Err(error);
         }
@@ -67,12 +67,12 @@ mod tests {
     #[test]
     fn delays_grow_until_a_call_succeeds() {
         let mut retry = Retry::new(Duration::from_secs(3600));
-        let next = |retry: &mut Retry| retry.after(StatusError(Nfsstat3::ErrJukebox).into()).unwrap().as_millis();
+        let next = |retry: &mut Retry| retry.next_delay(StatusError(Nfsstat3::ErrJukebox).into()).unwrap().as_millis();
         let delays: Vec<_> = (0..8).map(|_| next(&mut retry)).collect();
         assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         retry.reset();
         assert_eq!(next(&mut retry), 100);
-        assert!(retry.after(StatusError(Nfsstat3::ErrStale).into()).is_err_and(|error| !is_busy(&error)));
-        assert!(Retry::new(Duration::ZERO).after(StatusError(Nfsstat3::ErrJukebox).into()).is_err());
+        assert!(retry.next_delay(StatusError(Nfsstat3::ErrStale).into()).is_err_and(|error| !is_busy(&error)));
+        assert!(Retry::new(Duration::ZERO).next_delay(StatusError(Nfsstat3::ErrJukebox).into()).is_err());
     }
 }

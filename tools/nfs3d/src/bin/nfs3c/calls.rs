@@ -51,7 +51,7 @@ impl fmt::Display for StatusError {
     }
 }
 
-/// Error of this system that a status stands for. A status up to 31 has Linux's number of the error.
+/// System error that a status stands for. Statuses up to 31 (NFS3ERR_MLINK) are Linux's error numbers.
 fn errno(status: Nfsstat3) -> Option<i32> {
     let errno = match status {
         Nfsstat3::ErrNametoolong => Errno::NAMETOOLONG,
@@ -72,7 +72,7 @@ pub(crate) fn fh(data: &Handle) -> NfsFh3<'_> {
 }
 
 impl Nfs {
-    /// Creates it with the limits of the server (FSINFO). `block` further limits READ and WRITE.
+    /// Gets the limits of the server (FSINFO), and limits READ and WRITE to `block` bytes.
     pub(crate) fn new(
         client: LocalClient,
         root: Handle,
@@ -100,7 +100,7 @@ impl Nfs {
         loop {
             match call(self) {
                 Ok(done) => return Ok(done),
-                Err(error) => self.pause(retry.after(error)?),
+                Err(error) => self.pause(retry.next_delay(error)?),
             }
         }
     }
@@ -129,7 +129,7 @@ impl Nfs {
         Ok(at)
     }
 
-    /// Looks up the handle of a name. `describe` names it in errors.
+    /// Looks up the handle of a name. `describe` names the file in errors.
     pub(crate) fn lookup(
         &mut self,
         dir: &Handle,
@@ -163,7 +163,7 @@ impl Nfs {
         self.retry(|nfs| nfs.target(link).with_context(|| format!("READLINK of {}", Escaped(path))))
     }
 
-    /// Gets entries of a directory behind a cookie. The status of the response is success.
+    /// Gets entries of a directory after a cookie. The status of the response is success.
     pub(crate) fn readdirplus(
         &mut self,
         dir: &Handle,
@@ -207,7 +207,7 @@ impl Nfs {
         self.retry(|nfs| truncate(nfs).with_context(|| format!("SETATTR of {}", Escaped(path))))
     }
 
-    /// Commits writes. Returns the write verifier, which changes when the server is restarted.
+    /// Commits writes. Returns the write verifier, which changes when the server may have lost data.
     pub(crate) fn commit(&mut self, file: &Handle, path: &[u8]) -> anyhow::Result<Writeverf3> {
         let commit = |nfs: &mut Self| -> anyhow::Result<Writeverf3> {
             let response = nfs.calls().commit(&Commit3Args { file: fh(file), offset: 0, count: 0 })?;
@@ -219,24 +219,27 @@ impl Nfs {
     /// Statistics of the connection, as JSON.
     pub(crate) fn stats(&mut self) -> String {
         let stats = self.client.stats();
-        let of = |name| stats.get(name).unwrap_or(0);
-        let rejected =
-            stats.metrics().filter(|one| one.name.starts_with("messages_rejected_")).map(|one| one.value).sum();
+        let count = |name| stats.get(name).unwrap_or(0);
+        let rejected = stats
+            .metrics()
+            .filter(|metric| metric.name.starts_with("messages_rejected_"))
+            .map(|metric| metric.value)
+            .sum();
         let first = self.client.first();
         let terms = self.client.terms(first);
         let fields = [
             ("rdma_version", terms.map_or(0, |terms| terms.version().into())),
             ("credits", self.client.credits(first).unwrap_or(0).into()),
-            ("connections", of("connections_made")),
-            ("calls", of("calls")),
-            ("failed", of("calls_failed")),
-            ("retransmitted", of("calls_retransmitted")),
-            ("calls_with_chunks", of("chunked_messages_sent")),
-            ("calls_in_chunks", of("long_messages_sent")),
-            ("replies_with_chunks", of("chunked_messages_received")),
-            ("replies_in_chunks", of("long_messages_received")),
-            ("invalidated_by_server", of("windows_revoked_by_peers")),
-            ("invalidated_here", of("windows_revoked_here")),
+            ("connections", count("connections_made")),
+            ("calls", count("calls")),
+            ("failed", count("calls_failed")),
+            ("retransmitted", count("calls_retransmitted")),
+            ("calls_with_chunks", count("chunked_messages_sent")),
+            ("calls_in_chunks", count("long_messages_sent")),
+            ("replies_with_chunks", count("chunked_messages_received")),
+            ("replies_in_chunks", count("long_messages_received")),
+            ("invalidated_by_server", count("windows_revoked_by_peers")),
+            ("invalidated_here", count("windows_revoked_here")),
             ("rejected", rejected),
         ];
         let fields: Vec<_> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();

@@ -28,28 +28,28 @@ impl Nfs {
         let (mut retry, mut resume_at) = (Retry::new(self.busy_timeout), None);
         let first = client.first();
         let mut outstanding: Vec<Option<J>> = (0..self.depth).map(|_| None).collect();
-        let mut free: Vec<usize> = (0..self.depth).rev().collect();
-        let (mut retries, mut done, mut idle) = (Vec::new(), Vec::new(), 0);
+        let mut free_slots: Vec<usize> = (0..self.depth).rev().collect();
+        let (mut retries, mut done, mut empty_polls) = (Vec::new(), Vec::new(), 0);
         loop {
             // Time until calls may be retried.
             let pause = resume_at.and_then(|at: Instant| at.checked_duration_since(Instant::now()));
-            while let Some(&slot) = free.last().filter(|_| pause.is_none()) {
+            while let Some(&slot) = free_slots.last().filter(|_| pause.is_none()) {
                 let Some(job) = retries.pop().or_else(|| jobs.next()) else { break };
                 let call = prepare(client, &job).with_context(|| what.to_owned())?;
                 client.start(first, call, slot as u64);
                 outstanding[slot] = Some(job);
-                free.pop();
+                free_slots.pop();
             }
-            if free.len() == self.depth && pause.is_none() {
+            if free_slots.len() == self.depth && pause.is_none() {
                 return Ok(());
             }
-            client.poll(|end| done.push(end));
-            idle = if done.is_empty() { idle + 1 } else { 0 };
-            for end in done.drain(..) {
-                let slot = end.token as usize;
+            client.poll(|completed_call| done.push(completed_call));
+            empty_polls = if done.is_empty() { empty_polls + 1 } else { 0 };
+            for completed_call in done.drain(..) {
+                let slot = completed_call.token as usize;
                 let Some(job) = outstanding[slot].take() else { continue };
-                free.push(slot);
-                let reply = end.result.map_err(|error| match client.close_reason(first) {
+                free_slots.push(slot);
+                let reply = completed_call.result.map_err(|error| match client.close_reason(first) {
                     Some(reason) => anyhow!("{what}: {error}; the connection ended: {reason}"),
                     None => anyhow::Error::from(error).context(what.to_owned()),
                 })?;
@@ -63,18 +63,18 @@ impl Nfs {
                         retries.push(job);
                     }
                     Err(error) => {
-                        let delay = retry.after(error)?;
+                        let delay = retry.next_delay(error)?;
                         resume_at = Some(Instant::now() + delay);
                         retries.push(job);
                     }
                 }
             }
-            if idle > EMPTY_POLLS {
+            if empty_polls > EMPTY_POLLS {
                 match client.config().poll.idle {
                     IdlePolicy::Poll => std::thread::yield_now(),
                     _ => client.wait(pause.unwrap_or(Duration::from_secs(1))),
                 }
-                idle = 0;
+                empty_polls = 0;
             }
         }
     }

@@ -16,18 +16,18 @@ impl fmt::Display for Escaped<'_> {
                     '\r' => f.write_str("\\r")?,
                     '\t' => f.write_str("\\t")?,
                     _ if c.is_control() || is_bidirectional_control(c) => {
-                        octal(f, c.encode_utf8(&mut [0; 4]).as_bytes())?
+                        write_octal(f, c.encode_utf8(&mut [0; 4]).as_bytes())?
                     }
                     _ => write!(f, "{c}")?,
                 }
             }
-            octal(f, chunk.invalid())?;
+            write_octal(f, chunk.invalid())?;
         }
         Ok(())
     }
 }
 
-fn octal(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+fn write_octal(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "\\{byte:03o}"))
 }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs ls
-//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs put local-file
-//! directory/file
+//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs put local-file \
+//!     directory/file
 //! ```
 //!
 //! | file | holds |
@@ -180,14 +180,14 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         }
         Command::Sum { path } => {
             let directory = nfs.find(path.as_bytes())?;
-            tree::sums(&mut nfs, &directory, &mut out)?;
+            tree::print_sums(&mut nfs, &directory, &mut out)?;
         }
         Command::Time { path, calls } => {
             let file = nfs.find(path.as_bytes())?;
             let mut times = Vec::new();
             for _ in 0..*calls {
                 let started = Instant::now();
-                transfer::first_block(&mut nfs, &file, path.as_bytes())?;
+                transfer::read_first_block(&mut nfs, &file, path.as_bytes())?;
                 times.push(started.elapsed().as_secs_f64() * 1e6);
             }
             times.sort_unstable_by(f64::total_cmp);

@@ -56,9 +56,9 @@ pub(crate) fn addresses(
 /// Gets the handle of an exported directory from MOUNT at an address, as the user of this process.
 pub(crate) fn root_handle(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
     let describe = || format!("MOUNT of {} at {at}", Escaped(export));
-    let end = Instant::now() + TIME_LIMIT;
-    let mut client = match connect_reserved(at, end).with_context(describe)? {
-        Some(stream) => StreamClient::new(Timed::until(stream, end)),
+    let deadline = Instant::now() + TIME_LIMIT;
+    let mut client = match connect_reserved(at, deadline).with_context(describe)? {
+        Some(stream) => StreamClient::new(Timed::until(stream, deadline)),
         None => StreamClient::connect(at, TIME_LIMIT).with_context(describe)?,
     };
     let path = xdr::encode(&Dirpath(export)).with_context(describe)?;
@@ -74,8 +74,8 @@ pub(crate) fn root_handle(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handl
 /// Connects from a reserved port, if the user is allowed to use one.
 ///
 /// # Errors
-/// The server refuses the connection, or does not accept it before `end`.
-fn connect_reserved(to: SocketAddr, end: Instant) -> io::Result<Option<TcpStream>> {
+/// The server refuses the connection, or does not accept it before `deadline`.
+fn connect_reserved(to: SocketAddr, deadline: Instant) -> io::Result<Option<TcpStream>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
@@ -88,7 +88,7 @@ fn connect_reserved(to: SocketAddr, end: Instant) -> io::Result<Option<TcpStream
         if bind(&socket, &SocketAddr::new(any, port)).is_err() {
             continue;
         }
-        let left = end.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }

@@ -31,8 +31,8 @@ fn parts(size: u64, block: u32) -> impl Iterator<Item = Part> {
 }
 
 impl Part {
-    /// The part behind its first `done` bytes, if any.
-    fn rest_after(self, done: u32) -> Option<Self> {
+    /// Returns the part after its first `done` bytes, unless it is empty.
+    fn remainder_after(self, done: u32) -> Option<Self> {
         (done < self.len).then(|| Self { offset: self.offset + u64::from(done), len: self.len - done })
     }
 }
@@ -52,7 +52,7 @@ pub(crate) fn read_all(
         let (data, eof) = read_results(&response)?;
         ensure!(data.len() <= part.len as usize, "READ of {} bytes returned {}", part.len, data.len());
         sink(part.offset, data)?;
-        let rest = part.rest_after(data.len() as u32);
+        let rest = part.remainder_after(data.len() as u32);
         ensure!(rest.is_none() || !(eof || data.is_empty()), "the file was truncated while it was read");
         Ok(rest)
     };
@@ -78,7 +78,7 @@ pub(crate) fn get(nfs: &mut Nfs, path: &[u8], copy: &Path) -> anyhow::Result<()>
 }
 
 /// Reads the first block of a file, or all of a shorter one.
-pub(crate) fn first_block(nfs: &mut Nfs, file: &Handle, path: &[u8]) -> anyhow::Result<()> {
+pub(crate) fn read_first_block(nfs: &mut Nfs, file: &Handle, path: &[u8]) -> anyhow::Result<()> {
     let part = Part { offset: 0, len: nfs.read_size };
     let block = |nfs: &mut Nfs| -> anyhow::Result<()> {
         let call = read(&mut nfs.client, file, part, nfs.inline)?;
@@ -107,10 +107,10 @@ fn read_results(response: &Response<Read>) -> anyhow::Result<(&[u8], bool)> {
     Ok((results.data.bytes(), results.eof))
 }
 
-/// Opens a local file to copy. Also returns its size.
+/// Opens a local file for a copy. Also returns the size of the file.
 ///
 /// A pipe, a device or a file in `/proc` has no known size, so its data is copied to a temporary file first.
-fn open(path: &Path) -> anyhow::Result<(File, u64)> {
+fn open_original(path: &Path) -> anyhow::Result<(File, u64)> {
     let mut original = File::open(path)?;
     let metadata = original.metadata()?;
     if metadata.is_file() && metadata.len() > 0 {
@@ -125,7 +125,8 @@ fn open(path: &Path) -> anyhow::Result<(File, u64)> {
 ///
 /// An existing longer target is truncated after the data was written, so that a failed read does not destroy it.
 pub(crate) fn put(nfs: &mut Nfs, original: &Path, mut path: &[u8]) -> anyhow::Result<()> {
-    let (original, size) = open(original).with_context(|| Escaped(original.as_os_str().as_bytes()).to_string())?;
+    let (original, size) =
+        open_original(original).with_context(|| Escaped(original.as_os_str().as_bytes()).to_string())?;
     while let Some(shorter) = path.strip_suffix(b"/") {
         path = shorter;
     }
@@ -147,15 +148,15 @@ pub(crate) fn put(nfs: &mut Nfs, original: &Path, mut path: &[u8]) -> anyhow::Re
         if !verifiers.contains(&written.verf) {
             verifiers.push(written.verf);
         }
-        Ok(part.rest_after(written.count))
+        Ok(part.remainder_after(written.count))
     };
     let shown = Escaped(path);
     nfs.run_concurrent(&format!("WRITE of {shown}"), parts(size, nfs.write_size), prepare, complete)?;
     nfs.truncate(&file, size, path)?;
-    let now = nfs.commit(&file, path)?;
+    let committed_verifier = nfs.commit(&file, path)?;
     ensure!(
-        verifiers.iter().all(|verifier| *verifier == now),
-        "{shown}: the server was restarted during the copy: put the file again"
+        verifiers.iter().all(|verifier| *verifier == committed_verifier),
+        "{shown}: the server was restarted, or lost data, during the copy: put the file again"
     );
     Ok(())
 }

@@ -22,7 +22,7 @@ pub(crate) struct Entry {
 
 /// Limit of the entries of a directory, which are held in memory.
 const MAX_ENTRIES: usize = 4 << 20;
-/// Longest path, in bytes. It ends the walk if directories of the server contain themselves.
+/// Longest path, in bytes. This limit ends the walk if a directory of the server contains itself.
 const MAX_PATH: usize = 64 << 10;
 
 /// Checks a name that the server lists, because a path with an invalid name would lead elsewhere.
@@ -76,7 +76,7 @@ pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Re
 }
 
 /// Letter of a file's type in listings, and its name.
-fn kind_of(attributes: &Fattr3) -> (char, &'static str) {
+fn letter_and_name(attributes: &Fattr3) -> (char, &'static str) {
     match attributes.r#type {
         Ftype3::Reg => ('-', "a regular file"),
         Ftype3::Dir => ('d', "a directory"),
@@ -90,19 +90,19 @@ fn kind_of(attributes: &Fattr3) -> (char, &'static str) {
 
 /// Name of a file's type, for errors.
 pub(crate) fn kind(attributes: &Fattr3) -> &'static str {
-    kind_of(attributes).1
+    letter_and_name(attributes).1
 }
 
 /// Describes attributes: type, mode, owner, group and size.
 pub(crate) fn describe(attributes: &Fattr3) -> String {
     let Fattr3 { mode, uid, gid, size, .. } = attributes;
-    format!("{}{mode:04o} {uid} {gid} {size:>10}", kind_of(attributes).0)
+    format!("{}{mode:04o} {uid} {gid} {size:>10}", letter_and_name(attributes).0)
 }
 
 /// Prints the SHA-256 of each file below a directory, and the target of each symbolic link.
-pub(crate) fn sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> anyhow::Result<()> {
-    let mut below = vec![(b".".to_vec(), directory.clone())];
-    while let Some((path, directory)) = below.pop() {
+pub(crate) fn print_sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut unvisited = vec![(b".".to_vec(), directory.clone())];
+    while let Some((path, directory)) = unvisited.pop() {
         for entry in list(nfs, &directory, &path)? {
             let path = [&path[..], b"/", &entry.name].concat();
             ensure!(
@@ -110,9 +110,9 @@ pub(crate) fn sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> a
                 "a path has more than {MAX_PATH} bytes: a directory of the server contains itself"
             );
             match (entry.attributes.r#type, &entry.target) {
-                (Ftype3::Dir, _) => below.push((path, entry.handle)),
+                (Ftype3::Dir, _) => unvisited.push((path, entry.handle)),
                 (Ftype3::Reg, _) => {
-                    let sum = sum(nfs, &entry.handle, &path, entry.attributes.size)?;
+                    let sum = hash_file(nfs, &entry.handle, &path, entry.attributes.size)?;
                     out.write_all(&checksum_line([sum.as_bytes(), &path], "  "))?;
                 }
                 (_, Some(target)) => out.write_all(&checksum_line([&path, target], " "))?,
@@ -124,21 +124,21 @@ pub(crate) fn sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> a
 }
 
 /// The SHA-256 of a file.
-fn sum(nfs: &mut Nfs, file: &Handle, path: &[u8], size: u64) -> anyhow::Result<String> {
+fn hash_file(nfs: &mut Nfs, file: &Handle, path: &[u8], size: u64) -> anyhow::Result<String> {
     let mut hash = Sha256::new();
     // Data that arrived out of order, limited by the number of outstanding calls.
-    let mut early: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-    let mut at = 0;
+    let mut out_of_order: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    let mut hashed = 0;
     transfer::read_all(nfs, file, path, size, |offset, data| {
-        if offset != at {
-            early.insert(offset, data.to_vec());
+        if offset != hashed {
+            out_of_order.insert(offset, data.to_vec());
             return Ok(());
         }
         hash.update(data);
-        at += data.len() as u64;
-        while let Some(data) = early.remove(&at) {
+        hashed += data.len() as u64;
+        while let Some(data) = out_of_order.remove(&hashed) {
             hash.update(&data);
-            at += data.len() as u64;
+            hashed += data.len() as u64;
         }
         Ok(())
     })?;
