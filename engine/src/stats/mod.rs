@@ -85,7 +85,7 @@ fields! {
         pool_empty: u64 = Counter "Buffer allocations that failed because the pool was empty",
         backpressure: u64 = Counter "Calls delayed by full worker rings or max_deferred",
         connections_made: u64 = Counter "Connections established",
-        connections_refused: u64 = Counter "Connect requests refused for lack of Receives",
+        connections_refused: u64 = Counter "Connect requests refused for lack of Receives or connections",
         connections_expired: u64 = Counter "Connections not set up in time",
         connections_evicted: u64 = Counter "Connections evicted while Receives were scarce",
         peer_faults: u64 = Counter "Connections ended by a protocol violation of the peer",

@@ -664,7 +664,7 @@ fn reservations_in_vain_become_rarer_for_their_host_only() {
         fixture.responder.start(&mut fixture.cx, &mut conn, call);
         fixture.cx.conns.insert(conn);
     };
-    let mut seconds_with_reservation = |fixture: &mut ResponderFixture, seconds| {
+    let seconds_with_reservation = |fixture: &mut ResponderFixture, seconds| {
         let has_reservation = |_| {
             time.advance(Duration::from_secs(1));
             fixture.responder.continue_waiting(&mut fixture.cx);
