@@ -273,6 +273,7 @@ impl IwarpQp {
 
     /// Consumes bytes that were read before, then reads a turn's share. Returns whether input is left.
     fn read(&mut self, common: &mut FabricState, out: &mut Vec<Completion>, end: usize) -> Result<bool, StreamFailure> {
+        self.rdmap.start_turn();
         let mut input = &self.unconsumed[..];
         let mut status = self.rdmap.consume(&mut common.shared, &mut input, out, end)?;
         match input.len() {

@@ -452,6 +452,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
         }
         self.unread.extend_from_slice(bytes);
         let mut input = &self.unread[..];
+        self.stream.start_turn();
         let taken = self.stream.consume(&mut self.shared, &mut input, &mut self.done, usize::MAX);
         let unread = input.len();
         self.unread.drain(..self.unread.len() - unread);

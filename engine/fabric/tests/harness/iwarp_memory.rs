@@ -246,6 +246,7 @@ impl MemoryQp {
             count -= direct;
         }
         let mut input = &queue.bytes.make_contiguous()[..count];
+        self.rdmap.start_turn();
         let status = self.rdmap.consume(&mut common.shared, &mut input, out, max)?;
         count -= input.len();
         queue.bytes.drain(..count);

@@ -23,6 +23,7 @@ mod tests;
 mod windows;
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use self::outbound::Outbound;
 use self::placement::{Placement, Violation};
@@ -38,6 +39,11 @@ use crate::{Completion, ConnectParams, Disconnect, FabricStats, Flow, QpId, Stat
 const MIN_DIRECT_READ: usize = 8 << 10;
 /// Polls that count as one retry of a message without a Receive.
 const RNR_POLLS: u32 = 1024;
+/// Maximum segments per turn and connection, for fairness: short ones cost much more time per byte than long ones.
+const MAX_SEGMENTS: usize = 256;
+/// Maximum segments per second that carry no payload and end neither a message nor a Read. No peer needs many: they are
+/// sent to start a connection, and to wake the other end.
+const MAX_EMPTY_SEGMENTS: u32 = 1024;
 
 /// Registered arenas with their rights.
 pub(super) type Arenas = Registrations<()>;
@@ -86,8 +92,8 @@ impl StreamFailure {
 pub(super) enum InputStatus {
     /// All bytes were consumed.
     Consumed,
-    /// There was no room for more completions.
-    CompletionsFull,
+    /// There was no room for more completions, or the turn's share of segments was used up.
+    ShareUsed,
     /// The next message waits for a Receive.
     NoReceive,
 }
@@ -105,6 +111,9 @@ pub(super) struct RdmapStream {
     placement: Placement,
     /// Polls in which the waiting message has found no Receive.
     rnr_polls: u32,
+    /// Segments that this turn may still end.
+    segments_left: usize,
+    empty_segments: EmptySegments,
     /// Bytes consumed so far.
     received: u64,
 }
@@ -121,6 +130,8 @@ impl RdmapStream {
             reader: SegmentReader::default(),
             placement: Placement::default(),
             rnr_polls: 0,
+            segments_left: 0,
+            empty_segments: EmptySegments::default(),
             received: 0,
         }
     }
@@ -169,7 +180,14 @@ impl RdmapStream {
         !self.own_receives.as_ref().unwrap_or(&shared.receives).is_empty()
     }
 
-    /// Consumes bytes of the peer. Appends completions to `out` up to a total length of `end`.
+    /// Starts a turn, with a new share of segments.
+    #[inline]
+    pub(super) fn start_turn(&mut self) {
+        self.segments_left = MAX_SEGMENTS;
+    }
+
+    /// Consumes bytes of the peer, within the turn's share of segments. Appends completions to `out` up to a total
+    /// length of `end`.
     #[inline]
     pub(super) fn consume(
         &mut self,
@@ -180,8 +198,8 @@ impl RdmapStream {
     ) -> Result<InputStatus, StreamFailure> {
         let before = input.len();
         let status = loop {
-            if out.len() >= end {
-                break InputStatus::CompletionsFull;
+            if out.len() >= end || self.segments_left == 0 {
+                break InputStatus::ShareUsed;
             }
             let placed = if let Some((opcode, len)) = self.placement.waiting {
                 let Some(buf) = self.own_receives.as_mut().unwrap_or(&mut shared.receives).pop() else {
@@ -199,6 +217,10 @@ impl RdmapStream {
                     }
                     Ok(Some(ReaderStep::Payload(bytes))) => self.placement.place(&self.windows, bytes),
                     Ok(Some(ReaderStep::End)) => {
+                        self.segments_left -= 1;
+                        if self.placement.is_segment_superfluous() {
+                            self.count_empty_segment(&mut shared.stats)?;
+                        }
                         let sent = self.outbound.buffer.sent();
                         match self.placement.end_segment(&mut self.windows, self.id, sent, out) {
                             Ok(Some(terminate)) => return Err(terminate_failure(&terminate)),
@@ -215,6 +237,18 @@ impl RdmapStream {
         };
         self.received += (before - input.len()) as u64;
         Ok(status)
+    }
+
+    /// Counts a segment that carries nothing, and fails at the limit.
+    #[cold]
+    fn count_empty_segment(&mut self, stats: &mut FabricStats) -> Result<(), StreamFailure> {
+        if self.empty_segments.count(Instant::now) {
+            return Ok(());
+        }
+        stats.peer_violations += 1;
+        let terminate = Terminate::new(TerminateFault::OperationUnspecified, Some(self.reader.header()), None);
+        let what = format_args!("more than {MAX_EMPTY_SEGMENTS} segments without payload in a second");
+        Err(StreamFailure::violation(terminate, what))
     }
 
     /// Counts a poll in which a message found no Receive, and fails when the retries of `rnr_retry` are used up. TCP
@@ -277,6 +311,29 @@ impl RdmapStream {
     pub(super) fn peer_closed(&self) -> StreamFailure {
         let partial = if self.is_between_messages() { "" } else { " in the middle of a message" };
         StreamFailure::new(Status::Flushed, Disconnect::Peer, format!("the peer closed the connection{partial}"))
+    }
+}
+
+/// Counts segments without payload.
+#[derive(Debug, Default)]
+struct EmptySegments {
+    count: u32,
+    /// Time of the first counted segment.
+    since: Option<Instant>,
+}
+
+impl EmptySegments {
+    /// Counts a segment. Returns false if there were more than the limit within a second. Reads the clock only once for
+    /// as many segments as the limit.
+    fn count(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.count += 1;
+        if self.count > 1 && self.count <= MAX_EMPTY_SEGMENTS {
+            return true;
+        }
+        let now = now();
+        let is_within = self.count == 1 || self.since.is_some_and(|since| now - since >= Duration::from_secs(1));
+        (self.count, self.since) = (1, Some(now));
+        is_within
     }
 }
 

@@ -33,6 +33,8 @@ pub(super) struct Placement {
     pub(super) message: Option<PartialReceive>,
     /// Whether the current segment is the last of its message.
     last: bool,
+    /// Whether the current segment has no payload.
+    is_empty: bool,
     target: PayloadTarget,
     /// Outstanding Reads of this side, oldest first.
     pub(super) own_reads: VecDeque<OwnRead>,
@@ -109,6 +111,12 @@ impl Placement {
         own as u64 + self.peer_reads.iter().map(|request| u64::from(request.len)).sum::<u64>()
     }
 
+    /// Whether the current segment carries nothing: neither payload nor the end of a message or Read.
+    #[inline]
+    pub(super) fn is_segment_superfluous(&self) -> bool {
+        self.is_empty && !(self.last && matches!(self.target, PayloadTarget::Receive | PayloadTarget::Read))
+    }
+
     /// Checks a segment and sets the target of its payload. The first segment of a Send waits for a Receive.
     #[inline]
     pub(super) fn begin_segment(
@@ -117,7 +125,7 @@ impl Placement {
         segment: SegmentHeader,
         len: usize,
     ) -> Result<(), Violation> {
-        self.last = segment.last;
+        (self.last, self.is_empty) = (segment.last, len == 0);
         match (segment.opcode, segment.place) {
             (RdmapOpcode::Send { .. }, PayloadPlace::Untagged { queue: QUEUE_SEND, msn, offset }) => {
                 self.begin_send(segment.opcode, msn, offset as usize, len)

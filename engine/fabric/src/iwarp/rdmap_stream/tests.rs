@@ -105,9 +105,10 @@ impl Endpoint {
         all
     }
 
-    /// Consumes bytes of the peer. Returns the unconsumed rest.
+    /// Consumes bytes of the peer in one turn. Returns the unconsumed rest.
     fn consume(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         if self.failure.is_none() {
+            self.stream.start_turn();
             match self.stream.consume(&mut self.shared, &mut bytes, &mut self.done, usize::MAX) {
                 Ok(_) => {}
                 Err(failure) => self.failure = Some(failure),
@@ -487,6 +488,56 @@ fn message_numbers_wrap() {
     }
     b.consume(&fpdu(SEND, true, untagged(0, 1, 0), b"again"));
     assert_eq!(b.fault(), Some(TerminateFault::MsnRange), "number 1 was already used");
+}
+
+/// Otherwise one peer could keep the thread busy with segments that cost it almost no bytes.
+#[test]
+fn a_turn_consumes_a_bounded_number_of_segments() {
+    let mut endpoint = Endpoint::new(default_params(), 0);
+    let segment = fpdu(RdmapOpcode::Write, true, tagged(0, 0), b"");
+    let sent = segment.repeat(2 * MAX_SEGMENTS);
+    let rest = endpoint.consume(&sent);
+    assert_eq!(rest.len(), sent.len() / 2);
+    assert_eq!((endpoint.consume(&rest).len(), endpoint.fault()), (0, None));
+}
+
+/// Segments that end a message are not counted here, because messages have limits of their own.
+#[test]
+fn segments_that_carry_nothing_are_a_violation_beyond_a_limit_per_second() {
+    let unfinished_send = fpdu(SEND, false, untagged(0, 1, 0), b"");
+    let write = fpdu(RdmapOpcode::Write, true, tagged(7, 7), b"");
+    for segment in [unfinished_send, write] {
+        let mut endpoint = Endpoint::new(default_params(), 2);
+        endpoint.post_receives(1);
+        for _ in 0..MAX_EMPTY_SEGMENTS {
+            endpoint.consume(&segment);
+        }
+        assert!(endpoint.failure.is_none());
+        endpoint.consume(&segment);
+        assert_eq!(endpoint.fault(), Some(TerminateFault::OperationUnspecified));
+        let failure = endpoint.failure.expect("the limit is exceeded");
+        assert!(failure.reason.ends_with("more than 1024 segments without payload in a second"), "{}", failure.reason);
+        assert_eq!(endpoint.shared.stats.peer_violations, 1);
+    }
+    let mut endpoint = Endpoint::new(default_params(), 2);
+    for msn in 1..=2 * MAX_EMPTY_SEGMENTS {
+        endpoint.done.clear();
+        endpoint.post_receives(1);
+        endpoint.consume(&fpdu(SEND, true, untagged(0, msn, 0), b""));
+    }
+    assert!(endpoint.failure.is_none(), "these messages have no payload, but are complete");
+}
+
+#[test]
+fn empty_segments_are_counted_for_each_second() {
+    let (mut segments, mut now) = (EmptySegments::default(), Instant::now());
+    for _ in 0..10 {
+        assert!((0..MAX_EMPTY_SEGMENTS).all(|_| segments.count(|| now)));
+        now += Duration::from_secs(1);
+    }
+    let mut later = EmptySegments::default();
+    assert!((0..MAX_EMPTY_SEGMENTS).all(|_| later.count(|| now)));
+    assert!(!later.count(|| now + Duration::from_millis(999)));
 }
 
 /// An empty Read Request gets a response for any STag (RFC 5040 §5.2.1).
