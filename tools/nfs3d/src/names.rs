@@ -21,8 +21,8 @@ use search::{Progress, Search, Wanted, is_absence};
 
 /// Bytes of a birth time: seconds and nanoseconds.
 const BIRTH: usize = 12;
-/// Limit of directories above a file.
-const DEPTH: usize = 4096;
+/// Limit of directories above a file. It bounds the time of each call that opens a file by its path.
+const DEPTH: usize = 512;
 /// Limit of the memory for known names, in bytes.
 const KNOWN_LIMIT: usize = 128 << 20;
 /// Longest path of a system call, in bytes, without its final zero.

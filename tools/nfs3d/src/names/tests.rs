@@ -74,16 +74,28 @@ fn find(names: &Names, (ino, birth): (u64, [u8; BIRTH])) -> (Outcome<u64>, usize
 #[test]
 fn a_chain_of_directories_is_searched_in_linear_time() {
     let (names, directory) = export();
-    nest(directory.path(), 3000);
+    nest(directory.path(), DEPTH);
     let gone = directory.path().join("gone");
     fs::write(&gone, "").expect("a file");
     let identity = identity(&gone);
     fs::remove_file(&gone).expect("it is there");
     assert_eq!(find(&names, identity).0, Err(Nfsstat3::ErrStale));
     let search = lock(&names.search);
-    assert_eq!((search.begun, search.visited), (1, 3000));
-    assert_eq!(search.opened, 2 * (3000 + 1), "each directory is opened once on the way down and once on the way up");
+    assert_eq!((search.begun, search.visited), (1, DEPTH as u64));
+    assert_eq!(search.opened, 2 * (DEPTH as u64 + 1), "each directory is opened once on the way down and once on the way up");
     drop(search);
+    unnest(directory.path());
+}
+
+/// A call for a file at a great depth would otherwise take milliseconds.
+#[test]
+fn files_below_more_directories_than_the_limit_are_stale() {
+    let (names, directory) = export();
+    nest(directory.path(), DEPTH + 1);
+    for (depth, expected) in [(DEPTH, Ok(())), (DEPTH + 1, Err(Nfsstat3::ErrStale))] {
+        let identity = identity(&directory.path().join("a/".repeat(depth)));
+        assert_eq!(find(&names, identity).0.map(drop), expected, "depth {depth}");
+    }
     unnest(directory.path());
 }
 
