@@ -2,7 +2,7 @@
 # directory.
 
 # run_interruptibly COMMAND…: runs a command in the background and waits for it, so that this script handles signals
-# at once.
+# immediately.
 run_interruptibly() {
     "$@" &
     wait $!

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The calls echo 64 bytes. With `write` and `read`, 64 bytes travel in a Read or Write chunk, and the call has no
-//! inline arguments. With `deferred`, the handler defers its calls, and answers them at once. With `task`, the handler
-//! puts calls into a list, and the application's task answers them in the same turn, like a store whose I/O has
+//! inline arguments. With `deferred`, the handler defers its calls, and answers them immediately. With `task`, the
+//! handler puts calls into a list, and the application's task answers them in the same turn, like a store whose I/O has
 //! completed. With `add`, a call has two numbers, and the reply has their sum, encoded and decoded by hand; `typed`
 //! uses `rpcrdma::typed` instead. With `checked`, messages are not decoded by their layout (`debug.decode_by_layout`).
 //!
@@ -280,8 +280,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
     let (many, rest) = match rest {
-        [word, every, connections, rest @ ..] if word == "snapshots" => {
-            (Some(ManyConnections { connections: connections.parse()?, snapshot_every: Some(every.parse()?) }), rest)
+        [word, interval, connections, rest @ ..] if word == "snapshots" => {
+            (Some(ManyConnections { connections: connections.parse()?, snapshot_every: Some(interval.parse()?) }), rest)
         }
         [word, connections, rest @ ..] if word == "active" => {
             (Some(ManyConnections { connections: connections.parse()?, snapshot_every: None }), rest)
@@ -418,8 +418,8 @@ fn run<F: Fabric>(
             };
             turns += 1;
         }
-        if let Some(every) = snapshot_every
-            && done / every > snapshots
+        if let Some(interval) = snapshot_every
+            && done / interval > snapshots
         {
             snapshots += 1;
             let reported = server_snapshot(&mut server, connections.len()).peers.len();

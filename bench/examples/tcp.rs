@@ -308,7 +308,7 @@ fn serve_on(end: &mut End, role: Role, layout: Layout) -> io::Result<Infallible>
 }
 
 /// Ends of the warm-up and of the measurement, in nanoseconds.
-fn window(common: &Common) -> (u64, u64) {
+fn measured_interval(common: &Common) -> (u64, u64) {
     let warm_up = common.duration * WARM_UP;
     ((warm_up * 1e9) as u64, ((warm_up + common.duration) * 1e9) as u64)
 }
@@ -324,7 +324,7 @@ fn pingpong(size: usize, (rate, sleep): (Option<f64>, bool), common: &Common) ->
     let pause = rate.map_or(0, |rate| (1e9 / rate) as u64);
     let (mut ping, mut pong) = (vec![0u8; size], vec![0u8; size]);
     let mut samples = Samples::new();
-    let (clock, (from, until)) = (Clock::new(), window(common));
+    let (clock, (from, until)) = (Clock::new(), measured_interval(common));
     let (mut begun, mut first) = (clock.ns(), None);
     while begun < until {
         // The stamp proves that the returned data is that of this round trip.
@@ -366,7 +366,7 @@ fn stream(layout: Layout, both: bool, common: &Common) -> Result<(), Failure> {
     let role = if both { Role::Both } else { Role::Send };
     let (_server, mut end) = Server::start(role, &placement, layout)?;
     let (mut outgoing, mut incoming) = (Blocks::new(layout), Blocks::new(layout));
-    let (clock, (from, until)) = (Clock::new(), window(common));
+    let (clock, (from, until)) = (Clock::new(), measured_interval(common));
     let mut begun = None;
     let ended = loop {
         incoming.advance(|room| end.receive(room)).map_err(connection_failure)?;

@@ -247,13 +247,13 @@ pub(crate) struct CommonArgs {
     /// Operations to count (default: 10000, for bandwidth 5000, for rates 1000000)
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iters: Option<u64>,
-    /// Warm-up operations before the counted ones (default: a tenth)
+    /// Warm-up operations before the counted ones (default: a tenth of -n)
     #[arg(long, value_name = "N")]
     pub(crate) warmup: Option<u64>,
     /// Measure for this time instead of a number of operations
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_positive, conflicts_with_all = ["iters", "warmup"])]
     pub(crate) duration: Option<f64>,
-    /// Uncounted margin at each end of -D (default: 2, but at most a tenth)
+    /// Uncounted margin at each end of -D (default: 2, at most a tenth of -D)
     #[arg(short = 'f', long, value_name = "SECONDS", value_parser = parse_not_negative, requires = "duration")]
     pub(crate) margin: Option<f64>,
     /// Connections
@@ -504,7 +504,7 @@ mod tests {
     #[test]
     fn the_readme_states_the_defaults() {
         let readme = include_str!("../README.md");
-        let table = readme.split("| test | one operation | without options |").nth(1).unwrap();
+        let table = readme.split("| test | one operation | defaults |").nth(1).unwrap();
         let mut tests = Vec::new();
         for row in table.lines().skip(2).take_while(|line| line.starts_with('|')) {
             let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();

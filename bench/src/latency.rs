@@ -90,7 +90,7 @@ pub(crate) fn measure(
     let broken = abandonment_error(target, length, depth as usize - free.len());
     if samples.count() == 0 {
         return Err(Failure::Run(broken.unwrap_or_else(|| {
-            "no operation was done within the time that counts; use a longer -D or a smaller -f".to_owned()
+            "no operation was done within the measured time; use a longer -D or a smaller -f".to_owned()
         })));
     }
     let (operations, seconds) = (samples.count(), (last - origin) as f64 / 1e9);
@@ -181,7 +181,7 @@ mod tests {
                 assert_eq!(
                     next.is_none(),
                     self.0.begun.len() == self.0.depth as usize,
-                    "a full window waits for completions"
+                    "with `depth` operations outstanding, the loop waits for completions"
                 );
                 self.1.push(next);
             }

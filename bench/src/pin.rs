@@ -23,7 +23,7 @@ impl FromStr for Cores {
         let core = |part: &str| {
             part.trim()
                 .parse()
-                .map_err(|_| format!("invalid core {part:?}: expected CLIENT or CLIENT,SERVER, such as 0,1"))
+                .map_err(|_| format!("invalid core `{part}`: expected CLIENT or CLIENT,SERVER, such as 0,1"))
         };
         match text.split_once(',') {
             None => Ok(Self { client: core(text)?, server: None }),
@@ -87,7 +87,7 @@ impl Placement {
 /// Cores of a server's threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerCores {
-    /// Core of each shard; the first is also the process' core.
+    /// Core of each shard; the process itself is pinned to the first.
     pub(crate) shards: Vec<usize>,
     /// Core of each worker; `None` if there are too few cores, so that the kernel places the workers.
     pub(crate) workers: Option<Vec<usize>>,
@@ -100,12 +100,14 @@ impl ServerCores {
 }
 
 impl Placement {
-    /// Cores of a server with these `given` cores; it avoids the client's core.
+    /// Chooses a server's cores: `given` first, then any except the client's.
     pub(crate) fn decide_for_server(given: &[usize], client: Option<usize>) -> Result<Self, Failure> {
         let allowed = allowed_cores()?;
         check_allowed(&allowed, given.iter().copied())?;
         let requested = match (client, given.first()) {
             (Some(client), server) => Some(Cores { client, server: server.copied() }),
+            // Without a client there is no core to avoid. A given core stands for the client's, because the server
+            // uses the given cores in any case.
             (None, Some(&first)) => Some(Cores { client: first, server: None }),
             (None, None) => None,
         };

@@ -185,7 +185,7 @@ impl RawPlan<'_> {
             (Test::Latency { .. }, RawOp::Write) => {
                 "round trip: RDMA Write of the payload, then a Send of 8 bytes, answered by a Send of 8 bytes"
             }
-            (Test::Rate | Test::Bandwidth, _) => "one direction, window kept full, counted at the completions",
+            (Test::Rate | Test::Bandwidth, _) => "one direction, at the full queue depth, counted at the completions",
         }
     }
 }

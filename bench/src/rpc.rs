@@ -42,7 +42,7 @@ use crate::target::Length;
 
 use config::Load;
 use form::WireForm;
-use procedure_runner::{RunAtOnce, RunDeferred};
+use procedure_runner::{RunDeferred, RunImmediately};
 use protocol::ServerInfo;
 use reverse::{ReverseControl, ReverseRun};
 use service::Program;
@@ -90,8 +90,8 @@ impl CallServer {
             ..ServerInfo::for_load(&load).with_defer(args.engine.defer)
         };
         // The engine gives at most a quarter of a connection's credits to reverse calls.
-        let most = shard.debug.reverse_credits.min(shard.limits.credits / 4).max(1);
-        let (control, worker) = ReverseControl::new(most as usize);
+        let max_reverse = shard.debug.reverse_credits.min(shard.limits.credits / 4).max(1);
+        let (control, worker) = ReverseControl::new(max_reverse as usize);
         let program = Program::new(&info, Some(control))?;
         shard.memory.arenas = vec![program.arena()];
         print_error!("rpcperf: {}", memory_line(&shard, cores.shards.len(), 0));
@@ -106,7 +106,7 @@ impl CallServer {
             ..ServerConfig::default()
         };
         let server = match args.engine.defer {
-            None => Server::start(first, program.services(&RunAtOnce { on_workers: info.workers > 0 }), &config),
+            None => Server::start(first, program.services(&RunImmediately { on_workers: info.workers > 0 }), &config),
             Some(Defer(microseconds)) => {
                 let make = move |_: &ShardSetup<'_>| {
                     let runner = RunDeferred::with_delay(Duration::from_micros(microseconds.into()));
@@ -200,16 +200,16 @@ fn run(plan: &CallPlan<'_>) -> Result<(), Failure> {
     placement::warn(common.root.as_deref(), &address, ours);
     let wire_form = plan.checked_wire_form()?;
     let sizes = plan.sizes(&wire_form)?;
-    let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
-    let probing = config::common_config(engine, &common.device, common.idle, !common.no_batch, &probing)?;
-    let (probing, connect) = config::apply_settings(engine, &common.device, &probing)?;
+    let query_load = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
+    let query_config = config::common_config(engine, &common.device, common.idle, !common.no_batch, &query_load)?;
+    let (query_config, connect) = config::apply_settings(engine, &common.device, &query_config)?;
     if engine.config.print_config {
         let (_, config, connect) = plan.config(&wire_form, sizes[0], usize::MAX)?;
         return print_text(&rpcrdma_config::to_toml(&config, &connect));
     }
     let output = Output::new(plan.test, direction, common.json.as_deref(), plan.hgrm, &sizes)?;
     let pending = output.pending();
-    let prepared = PreparedRun { text, address, placement, probing, connect, wire_form, sizes, output };
+    let prepared = PreparedRun { text, address, placement, query_config, connect, wire_form, sizes, output };
     pending.complete(measure(plan, prepared))
 }
 
@@ -219,8 +219,8 @@ struct PreparedRun {
     text: String,
     address: Address,
     placement: Placement,
-    /// Configuration of a first connection.
-    probing: Config,
+    /// Configuration of the connection that queries the server before the measurement.
+    query_config: Config,
     connect: ConnectConfig,
     wire_form: WireForm,
     sizes: Vec<usize>,
@@ -230,12 +230,12 @@ struct PreparedRun {
 fn measure(plan: &CallPlan<'_>, prepared: PreparedRun) -> Result<(), Failure> {
     let common = &plan.call.common;
     let direction = plan.call.wire_form.direction();
-    let PreparedRun { text, address, mut placement, probing, connect, wire_form, mut sizes, output } = prepared;
+    let PreparedRun { text, address, mut placement, query_config, connect, wire_form, mut sizes, output } = prepared;
     let server = if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
     // The server would inherit the affinity, so pinning follows its start.
     pin::pin(placement.client)?;
     // A first connection queries the server before any measurement or output.
-    let (client, serving) = target::connect(&address, probing, connect, None)?;
+    let (client, serving) = target::connect(&address, query_config, connect, None)?;
     let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).clone();
     drop(client);
     plan.check_against_server(&wire_form, &serving, &mut sizes)?;
@@ -266,10 +266,10 @@ impl CallPlan<'_> {
             return Err(Failure::Usage(format!("-q {}: --reverse and --both use one connection", self.call.common.qp)));
         }
         // With --reverse and --both, a server needs twice the client's -t.
-        let most = MAX_OUTSTANDING / 2;
-        if direction != Direction::Forward && self.call.outstanding as usize > most {
+        let max_outstanding = MAX_OUTSTANDING / 2;
+        if direction != Direction::Forward && self.call.outstanding as usize > max_outstanding {
             return Err(Failure::Usage(format!(
-                "-t {}: a server has at most {most} calls of its own outstanding (--reverse and --both)",
+                "-t {}: a server has at most {max_outstanding} calls of its own outstanding (--reverse and --both)",
                 self.call.outstanding
             )));
         }
@@ -317,13 +317,13 @@ impl CallPlan<'_> {
         if serving.inline_threshold != inline_threshold {
             let theirs = serving.inline_threshold;
             return Err(Failure::Usage(format!(
-                "--inline {inline_threshold}: the server's is {theirs}, and both ends must have the same"
+                "--inline {inline_threshold}: the server uses {theirs}, and both ends need the same value"
             )));
         }
         if wire_form.is_long() && serving.load().form != wire_form.form {
             let form = wire_form.form.name();
             return Err(Failure::Usage(format!(
-                "--form {form}: the server has no memory for it: start it with --form {form}"
+                "--form {form}: the server has no memory for this form; start the server with --form {form}"
             )));
         }
         let largest = match wire_form.form {
@@ -334,7 +334,11 @@ impl CallPlan<'_> {
         retain(
             sizes,
             |size| size <= largest,
-            || format!("the server has memory for payloads of up to {largest} bytes: start it with a larger -s"),
+            || {
+                format!(
+                    "the server has memory for payloads of up to {largest} bytes; start the server with a larger -s"
+                )
+            },
         )
     }
 
@@ -343,7 +347,7 @@ impl CallPlan<'_> {
         let wire_form = self.checked_wire_form()?;
         let largest = if wire_form.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
         // The engine gives a quarter of a server's credits to the reverse direction, and a server has twice as many
-        // credits as calls.
+        // credits as `--outstanding`, so half of `--outstanding` is available for reverse calls.
         let factor = if self.call.wire_form.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
@@ -362,12 +366,17 @@ impl CallPlan<'_> {
         ServerProcess::start(address, &arguments)
     }
 
-    /// Load and configuration of the client's shard, for payloads of `size` bytes and at most `most` calls.
-    fn config(&self, wire_form: &WireForm, size: usize, most: usize) -> Result<(Load, Config, ConnectConfig), Failure> {
+    /// Load and configuration of the client's shard, for payloads of `size` bytes and at most `max_outstanding` calls.
+    fn config(
+        &self,
+        wire_form: &WireForm,
+        size: usize,
+        max_outstanding: usize,
+    ) -> Result<(Load, Config, ConnectConfig), Failure> {
         let common = &self.call.common;
         let bulk = if wire_form.form == Form::Chunk { size } else { 0 };
         let message = if wire_form.is_long() { size } else { 0 };
-        let (connections, outstanding) = (common.qp as usize, (self.call.outstanding as usize).min(most));
+        let (connections, outstanding) = (common.qp as usize, (self.call.outstanding as usize).min(max_outstanding));
         let load = Load { connections, outstanding, bulk, message, form: wire_form.form };
         let mut config =
             config::common_config(&self.call.engine, &common.device, common.idle, !common.no_batch, &load)?;
@@ -387,28 +396,30 @@ impl CallPlan<'_> {
         let common = &self.call.common;
         let connections = common.qp as usize;
         let chunks = wire_form.form == Form::Chunk || wire_form.is_long();
-        let most = if chunks && size > 0 { serving.load().outstanding_with(size, connections) } else { usize::MAX };
+        let max_outstanding =
+            if chunks && size > 0 { serving.load().outstanding_with(size, connections) } else { usize::MAX };
         let active = self.call.engine.active.map_or(connections, |active| connections.min(active as usize));
-        let (load, config, connect) = self.config(wire_form, size, most)?;
+        let (load, config, connect) = self.config(wire_form, size, max_outstanding)?;
         let budget = config.memory.budget;
-        let without_payloads = config.memory_bytes().saturating_sub(load.outstanding * size);
-        let for_payloads = budget.saturating_sub(without_payloads);
-        let afforded = if wire_form.form == Form::Chunk { for_payloads / (active * size.max(1)) } else { usize::MAX };
-        if afforded == 0 {
+        let other_bytes = config.memory_bytes().saturating_sub(load.outstanding * size);
+        let payload_budget = budget.saturating_sub(other_bytes);
+        let affordable_calls =
+            if wire_form.form == Form::Chunk { payload_budget / (active * size.max(1)) } else { usize::MAX };
+        if affordable_calls == 0 {
             return Err(Failure::Usage(format!(
                 "-q {connections} -s {size}: a payload of each connection exceeds memory.budget, {budget} bytes: raise it by \
                  --set, or lower -q, --active or -s"
             )));
         }
         // If the budget does not cover the payloads of all calls, fewer calls are outstanding.
-        let (load, config, connect) = match load.outstanding <= afforded {
+        let (load, config, connect) = match load.outstanding <= affordable_calls {
             true => (load, config, connect),
-            false => self.config(wire_form, size, most.min(afforded))?,
+            false => self.config(wire_form, size, max_outstanding.min(affordable_calls))?,
         };
         let outstanding = load.outstanding;
-        let is_called = self.call.wire_form.direction() != Direction::Forward;
-        let yields = placement.shared || (is_called && placement.third_core() == placement.client);
-        let reverse = is_called.then(|| {
+        let has_reverse_calls = self.call.wire_form.direction() != Direction::Forward;
+        let yields = placement.shared || (has_reverse_calls && placement.third_core() == placement.client);
+        let reverse = has_reverse_calls.then(|| {
             let run = ReverseRun {
                 shape: wire_form.shape(size),
                 outstanding,

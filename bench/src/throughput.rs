@@ -1,4 +1,4 @@
-//! Measurement loop for rates: keeps a window full and counts.
+//! Measurement loop for rates: keeps a number of operations outstanding, and counts completions.
 #![forbid(unsafe_code)]
 
 use crate::clock::Clock;
@@ -15,8 +15,8 @@ const CLOCK_READ_EVERY: u64 = 64;
 
 /// Keeps `depth` operations outstanding and counts completions.
 ///
-/// A counted run starts and ends with an empty window, so no operation from before its start counts. A timed run counts
-/// the completions within its time, with a full window at both ends.
+/// A counted run starts and ends with no operation outstanding, so none from before its start counts. A timed run
+/// counts the completions within its time, with `depth` operations outstanding at both ends.
 pub(crate) fn measure(
     target: &mut impl Target,
     clock: &Clock,
@@ -74,8 +74,7 @@ pub(crate) fn measure(
     match meter.total() {
         Some(figures) => Ok(Figures { broken, ..figures }),
         None => Err(Failure::Run(broken.unwrap_or_else(|| {
-            "too few operations were done within the time that counts; use a larger -n or -D, or a smaller -f"
-                .to_owned()
+            "too few operations were done within the measured time; use a larger -n or -D, or a smaller -f".to_owned()
         }))),
     }
 }

@@ -7,8 +7,8 @@
 // # Return values
 // A function that returns int returns 0 or a count, or after a failure a negative code of errno.h. A function that
 // returns a pointer returns NULL after a failure, and sets errno to the code. `rpcrdma_error` has the text. A result
-// that a function writes through a pointer is not stored if that pointer is NULL. EIO may also be a defect of this
-// library, which the log names.
+// that a function writes through a pointer is not stored if that pointer is NULL. EIO is an I/O error of the device, or
+// a defect of this library, which the log names.
 //
 // # Handles and their codes
 // A handle is a pointer to one of the opaque types below. Each function that takes one may fail with a handle code, in
@@ -19,10 +19,10 @@
 // - EPERM: the handle is a polled server or client of another thread.
 //
 // # Threads
-// A thread that calls this library has a stack of at least 128 KiB, and must not be cancelled (pthread_cancel) during
-// the call: the process would end. The threads of servers and clients inherit the signal mask of the thread that starts
-// them, so a program that takes signals by signalfd blocks them first. A shard is a thread of a server, or the thread
-// that polls it, with a device and connections of its own.
+// A thread that calls this library must have a stack of at least 128 KiB, and must not be cancelled (pthread_cancel)
+// during the call: the process would end. The threads of servers and clients inherit the signal mask of the thread that
+// starts them, so a program that takes signals by signalfd must block them first. A shard is a thread of a server, or
+// the thread that polls it, with a device and connections of its own.
 //
 // # Processes
 // No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: once the process
@@ -44,9 +44,10 @@
 // Calls of the procedure have a duplicate request cache.
 //
 // A call that is retransmitted to the same server does not run again. A new server process starts with an empty
-// cache. The cache tells clients apart by credential, as `client.auth_sys` sets it, and host: each client of this
-// library has a stamp of its own. Calls without a credential run again. A cached procedure has no Write chunks. The
-// cache has the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
+// cache. The cache identifies a client by its host and its credential (`client.auth_sys`). Each client of this library
+// has its own stamp in the credential, so that two clients of one process are distinct. Calls without a credential run
+// again. A cached procedure has no Write chunks. The cache has the default sizes of `DuplicateRequestCacheConfig` in
+// `tuning.md`, which C cannot change.
 #define RPCRDMA_CACHED 2
 
 // Calls have no reply, and end once they are sent.
@@ -59,10 +60,10 @@
 // Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
 #define RPCRDMA_OWN_RESULTS 8
 
-// Reduced arguments have no length among the inline arguments.
+// The inline arguments have no length word for an argument in a Read chunk.
 //
-// Without this flag, the library compares the length in front of each Read chunk's position with the chunk, and
-// refuses a call with GARBAGE_ARGS if they differ.
+// Without this flag, the library compares the length word before each Read chunk's position with the length of the
+// chunk, and refuses a call with GARBAGE_ARGS if they differ.
 #define RPCRDMA_UNCOUNTED 16
 
 // `PROG_UNAVAIL` of RFC 5531 §9: the server does not have the program.
@@ -92,7 +93,7 @@
 
 // Memory that the application has mapped.
 //
-// Any number of threads may use it at once.
+// Any number of threads may use it concurrently.
 typedef struct rpcrdma_arena rpcrdma_arena;
 
 // Memory of a chunk, registered with the device.
@@ -105,9 +106,9 @@ typedef struct rpcrdma_buffer rpcrdma_buffer;
 // Only the handler of a call may use it. A deferred call may be used by any thread, one at a time.
 typedef struct rpcrdma_call rpcrdma_call;
 
-// A client whose connection another thread runs.
+// A client whose connection runs on a background thread.
 //
-// That thread is the client's own, or a server's. One thread at a time uses the client.
+// The client has this thread for itself, or shares a server's. One application thread at a time uses the client.
 typedef struct rpcrdma_client rpcrdma_client;
 
 // Knobs of servers and clients, named as in `tuning.md`.
@@ -132,7 +133,7 @@ typedef struct rpcrdma_reply rpcrdma_reply;
 
 // A server with threads of its own.
 //
-// Any number of threads may use it at once.
+// Any number of threads may use it concurrently.
 typedef struct rpcrdma_server rpcrdma_server;
 
 // Procedures of a server, or of a client that takes calls.
@@ -157,20 +158,20 @@ typedef struct rpcrdma_services rpcrdma_services;
 // The call, its arguments and the room for results are valid until the handler returns.
 //
 // # Threads
-// The handler runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it at once.
+// The handler runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it concurrently.
 //
 // # Returns
-// - 0: the results are complete. If a function failed to write a part of the results, and no later function wrote that
-//   part, 0 has the effect of the failed function's code.
+// - 0: the results are complete. But if a function failed to write a part of the results, and no later function wrote
+//   that part, 0 is treated as the failed function's code.
 // - an `RPCRDMA_` status: refuses the call with it.
 // - -EMSGSIZE, if the last function that failed to write results of this call returned it because the caller's Write
-//   chunk is shorter than a result that `max_write` allows: a transport error, after which a client of version 2
-//   retransmits the call with a longer chunk. In version 1 the call fails with EPROTO.
+//   chunk is shorter than a result that `max_write` allows: the caller gets a transport error. In version 2 its client
+//   retransmits the call with a longer chunk; in version 1 the call fails with EPROTO.
 // - -ENOENT, if that function returned it because the caller does not offer a Write chunk that the procedure declares:
-//   GARBAGE_ARGS.
-// - any other negative code, including one that no such function returned: SYSTEM_ERR, and the log has the cause, or
-//   the code.
-// - any other number: SYSTEM_ERR, and the log has the number.
+//   the caller gets GARBAGE_ARGS.
+// - any other negative code, including one that no such function returned: the caller gets SYSTEM_ERR, and the log has
+//   the cause, or the code.
+// - any other number: the caller gets SYSTEM_ERR, and the log has the number.
 typedef int (*rpcrdma_handler)(void *context,
                                rpcrdma_call *call,
                                const void *args,
@@ -207,7 +208,7 @@ typedef struct {
     rpcrdma_deferred_handler deferred;
     // First argument of the handler. Any thread may use it.
     void *context;
-    // Minimum room for inline results, in bytes: up to 1 GiB; 0 means 256.
+    // Bytes that the inline results of a reply may have, up to 1 GiB; 0 means 256. The library may provide more room.
     size_t max_reply;
     // Maximum Read chunks of a call, up to 4. They are its eligible arguments (RFC 8166 §6).
     uint32_t read_chunks;
@@ -332,10 +333,10 @@ typedef struct {
 //
 // # Ownership
 // The functions that take a request copy it and the arguments. If the call starts, they also take the buffers of its
-// chunks, whose handles end. After the call, `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk`
-// return the buffers. The exception is a call of version 2 that the library retransmits because the server accepts no
-// chunks or fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are
-// in other buffers.
+// chunks, and the handles of these buffers become invalid. After the call, `rpcrdma_reply_take_read_chunk` and
+// `rpcrdma_reply_take_write_chunk` return the buffers. The exception is a call of version 2 that the library
+// retransmits because the server accepts no chunks or fewer Read chunks, or wants a longer Write chunk: the lent
+// buffers return to the pool, and the results are in other buffers.
 typedef struct {
     // `sizeof(rpcrdma_request)`.
     //
@@ -360,7 +361,7 @@ typedef struct {
     const rpcrdma_write_chunk *write_chunks;
     // Number of Write chunks.
     size_t write_count;
-    // Room for inline results in bytes; 0: what fits into one message; rely on 256 bytes only.
+    // Bytes to reserve for inline results. With 0, the results must fit into one message; 256 bytes always do.
     //
     // More may arrive, so check the length of the results.
     size_t max_reply;
@@ -369,12 +370,12 @@ typedef struct {
     // The thread that runs the connection ends the call. For a polled server that calls back, that is the
     // application's own thread, and the time-out comes with the next poll. A call that timed out or was cancelled
     // keeps its credit and the memory of its chunks until the server answers it, or the connection ends. The
-    // connection ends if such calls hold all credits, or `limits.max_abandoned` (32) of them are unanswered, for
-    // `timeouts.progress`.
+    // connection ends after `timeouts.progress` in which such calls held all credits, or in which
+    // `limits.max_abandoned` (32) of them were unanswered.
     int timeout;
 } rpcrdma_request;
 
-// The end of a call.
+// A completed call.
 typedef struct {
     // Bytes that this version of the library has written.
     //
@@ -393,15 +394,16 @@ typedef struct {
     int error;
 } rpcrdma_completion;
 
-// Reports the end of a call.
+// Reports a completed call.
 //
-// The function may start calls, and free the client. If it polls this client, the ends of calls wait until it returns.
+// The function may start calls, and free the client. If it polls this client, completions that this poll finds are
+// reported after the function returns.
 // For a failed call, `rpcrdma_error` has its text here until another function fails. No exception of C++ may leave the
 // function, nor pthread_exit: the process would end. Nor may longjmp leave it: the client would report no more calls.
 //
 // # Parameters
 // - `context`: the argument of the poll.
-// - `completion`: the end of the call.
+// - `completion`: the completed call.
 //
 // # Ownership
 // `completion`, its results and its reply are valid until the function returns. `rpcrdma_reply_keep` keeps the reply
@@ -444,7 +446,7 @@ const char *rpcrdma_error(void);
 
 // Passes each line of the log to a function.
 //
-// The log calls the function for each line at once. A process can set the function once.
+// Each line is passed on immediately. A process can set the function once.
 //
 // Lines that peers or calls can cause are limited: a shard passes at most 8 lines of a kind in 10 seconds, and then one
 // line with the number of those left out, such as `17 more: connect requests refused`.
@@ -454,7 +456,7 @@ const char *rpcrdma_error(void);
 //   must not call this library, nor block, because it runs within functions of this library while they use their
 //   handles, and on the threads of servers and clients.
 // - `context`: first argument of `function`.
-// - `most`: highest level of the lines that are written, 0 (none) to 4.
+// - `max_level`: highest level of the lines that are written, 0 (none) to 4.
 //
 // # Ownership
 // The library keeps `function` and `context` until the process ends. A line is valid until `function` returns.
@@ -464,16 +466,16 @@ const char *rpcrdma_error(void);
 //
 // # Returns
 // - 0: the function gets the log.
-// - -EINVAL: `function` is NULL, or `most` is not 0 to 4.
+// - -EINVAL: `function` is NULL, or `max_level` is not 0 to 4.
 // - -EBUSY: the process has a log already.
 //
 // # Safety
 // `function` may be called with `context` on any thread, until the process ends.
-int rpcrdma_log(void (*function)(void *context, int level, const char *line), void *context, int most);
+int rpcrdma_log(void (*function)(void *context, int level, const char *line), void *context, int max_level);
 
 // Frees a handle of any kind but a call.
 //
-// A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. The function
+// A server or client closes its connections immediately; `rpcrdma_server_drain` lets calls finish first. The function
 // blocks until the threads of the server or client have ended, so a handler or task cannot free its own server. Calls
 // of a polled client that is freed are not reported any more.
 //
@@ -481,16 +483,16 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // - `handle`: the handle. NULL is ignored.
 //
 // # Ownership
-// The handle ends. A configuration, services, and an arena may be freed before the servers and clients that were
-// started with them. Buffers and replies may outlive their client or server: their contents stay as they are until
-// they are freed.
+// The handle becomes invalid. A configuration, services, and an arena may be freed before the servers and clients that
+// were started with them. Buffers and replies may outlive their client or server: their contents stay as they are
+// until they are freed.
 //
 // # Threads
 // Any thread. A polled server or client is freed on its own thread, or on any thread once it is detached, by
 // `rpcrdma_detach` or by the end of its thread.
 //
 // # Returns
-// - 0: the handle has ended.
+// - 0: the handle is freed.
 // - -EPERM: another thread has the polled server or client.
 // - -EINVAL: the handle is a call, which `rpcrdma_call_answer` ends, or a reply that a callback got.
 // - -EDEADLK: a handler or task frees its own server, which has threads.
@@ -523,12 +525,15 @@ rpcrdma_config *rpcrdma_config_new(void);
 // connect checks the knobs with those defaults, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, with the key in hexadecimal digits (`openssl rand -hex 32`).
-// Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of a client
-// without the key fails with EKEYREJECTED. A client of version 1 connects, but its calls end with -EPROTO: they were
-// not executed, and a retry fails in the same way. The code is not EKEYREJECTED, because the server names only its
-// versions: calls to a server whose `wire.version_1` is false end with the same error. ID names the key, not the host,
-// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; in `blockstore` it is always `blockstore`.
-// A key and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
+// Both ends need the same key: peers without it are refused, and so is protocol version 1. A key and
+// `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
+//
+// The ID names the key, not the host, so all hosts with one key have the same name. `rpcrdma_call_peer` writes this
+// name. In `blockstore` it is always `blockstore`.
+//
+// The connect of a client without the key fails with EKEYREJECTED. A client of version 1 connects, but its calls end
+// with -EPROTO, because the server tells it only the supported versions, as if `wire.version_1` were false. Such calls
+// were not executed, and a retry fails in the same way.
 //
 // A server creates the socket file of `server.stats` when it starts, and removes it when it ends. It replaces the
 // socket of a server that has crashed. It never replaces or removes any other file: with such a file at the path, its
@@ -562,9 +567,9 @@ int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *val
 // Reads knobs from a TOML file, as programs do with `--config`.
 //
 // The file may set all knobs of `rpcrdma_config_set`, in their groups, and has at most 4 MiB. The values are checked
-// together after the whole file was read. A file with `wire.host_key` is a secret: it is refused if a user other than
-// root and that of this process may read or replace it (`chmod 600 FILE`), as the programs of this project refuse the
-// file of their key.
+// together after the whole file was read. A file with `wire.host_key` is a secret: it is refused if any user except
+// root and the process's own user may read or replace it (`chmod 600 FILE`), as the programs of this project refuse
+// the file of their key.
 //
 // # Parameters
 // - `config`: the configuration.
@@ -759,7 +764,7 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 // - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
 // - EADDRINUSE: another server has the address, or `server.stats`; or `address` lists one address twice.
 // - EADDRNOTAVAIL: this host cannot serve the address, or the path of `server.stats` or `soft:` is not that of a socket.
-// - ENOENT: the folder of `server.stats` does not exist.
+// - ENOENT: the directory of `server.stats` does not exist.
 // - ENOMEM: the server needs more memory than the host has left, or than the control group, RLIMIT_AS (`ulimit -v`),
 //   RLIMIT_MEMLOCK (`ulimit -l`, for devices) or `vm.max_map_count` permits.
 // - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the limit of the control group.
@@ -819,7 +824,7 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 //
 // # Parameters
 // - `server`: the server.
-// - `milliseconds`: the maximum time of the drain. With 0, calls are cut off at once.
+// - `milliseconds`: the maximum time of the drain. With 0, calls are cut off immediately.
 //
 // # Ownership
 // The server ends, and is freed, unless the result is -EDEADLK.
@@ -926,7 +931,7 @@ int rpcrdma_local_server_poll(rpcrdma_local_server *server);
 // Starts to drain a polled server, and returns whether it is drained.
 //
 // The server takes no new calls, and answers those under way while it is polled. Until it is drained, it may call back
-// the clients that wait for their answers. A drain has no time limit: `rpcrdma_free` ends the server at once.
+// the clients that wait for their answers. A drain has no time limit: `rpcrdma_free` ends the server immediately.
 //
 // # Parameters
 // - `server`: the server.
@@ -1021,12 +1026,12 @@ int rpcrdma_disarm(void *handle);
 //
 // # Parameters
 // - `handle`: a server or client of any kind.
-// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. NULL: only the length is
+// - `buf`: gets the text, cut off to fit into `len` bytes with its final zero byte. NULL: only the length is
 //   returned.
-// - `len`: bytes of `room`. 0: only the length is returned.
+// - `len`: bytes of `buf`. 0: only the length is returned.
 //
 // # Ownership
-// `room` stays the caller's.
+// `buf` stays the caller's.
 //
 // # Threads
 // Any thread for a server with threads, one thread at a time for a client, and the thread of a polled server or
@@ -1042,8 +1047,8 @@ int rpcrdma_disarm(void *handle);
 // - a negative handle code.
 //
 // # Safety
-// `handle` is NULL or came from this library; `room` is NULL, or has `len` bytes.
-int rpcrdma_stats(void *handle, char *room, size_t len);
+// `handle` is NULL or came from this library; `buf` is NULL, or has `len` bytes.
+int rpcrdma_stats(void *handle, char *buf, size_t len);
 
 // Writes the header of a call to a struct.
 //
@@ -1073,11 +1078,11 @@ int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size
 //
 // # Parameters
 // - `call`: the call.
-// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
-// - `len`: bytes of `room`. It may be 0.
+// - `buf`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
+// - `len`: bytes of `buf`. It may be 0.
 //
 // # Ownership
-// `room` stays the caller's.
+// `buf` stays the caller's.
 //
 // # Threads
 // The handler's thread; for a deferred call any thread, one at a time.
@@ -1087,8 +1092,8 @@ int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size
 // - a negative handle code.
 //
 // # Safety
-// `call` is NULL, or a call that was not answered; `room` is NULL, or has `len` bytes.
-int rpcrdma_call_peer(rpcrdma_call *call, char *room, size_t len);
+// `call` is NULL, or a call that was not answered; `buf` is NULL, or has `len` bytes.
+int rpcrdma_call_peer(rpcrdma_call *call, char *buf, size_t len);
 
 // Returns the data of a Read chunk, in place.
 //
@@ -1273,8 +1278,8 @@ int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size
 //
 // # Returns
 // - 0: the buffer is sent with the reply.
-// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle has ended, so hold
-//   another part of this memory until the results are written.
+// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle is invalid now, so
+//   hold another part of this memory until the results are written.
 // - -EMSGSIZE: the chunk is shorter. The handler may return this code, as for `rpcrdma_call_write_chunk_filled`.
 // - -EXDEV: the buffer is a Read chunk of another shard or server, or a client's buffer: copy it.
 // - a negative handle code.
@@ -1350,8 +1355,8 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 // - EINVAL: `len` is 0, as for mmap: no chunk is empty.
 // - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`).
 // - EMSGSIZE: no buffer of the client is that long.
-// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all the client's buffers, by the limit that the
-//   text names; the next call requests it again.
+// - ENOMEM, EMFILE, ENFILE, EFBIG: the memory of all the client's buffers could not be allocated. The text names the
+//   limit. The next call requests the memory again.
 // - ENOTCONN: the connection has ended.
 // - EDEADLK: the calling thread runs the client's connection, as for `rpcrdma_client_call`.
 // - a handle code.
@@ -1370,7 +1375,7 @@ rpcrdma_buffer *rpcrdma_alloc(void *client, size_t len);
 // - `len`: gets the number of bytes.
 //
 // # Ownership
-// The bytes are the buffer's, until its handle ends.
+// The bytes belong to the buffer, and are valid until its handle becomes invalid.
 //
 // # Threads
 // One thread at a time.
@@ -1505,8 +1510,8 @@ int rpcrdma_detach(void *handle);
 
 // Gives a detached polled server or client to the calling thread.
 //
-// The handle was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it at once, one
-// succeeds.
+// The handle was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it
+// concurrently, one succeeds.
 //
 // # Parameters
 // - `handle`: a polled server or client.
@@ -1546,15 +1551,15 @@ int rpcrdma_attach(void *handle);
 // - ECONNREFUSED: the address has no listener, there is no such host, or the server is about to end.
 // - ETIMEDOUT: the server did not answer in time (the text names the knob). A server without free descriptors answers
 //   nobody, and its log says so.
-// - EAGAIN: the server has no receives or connections left for one more client, as the text says: try again later, or
-//   raise its `memory.receives` or `limits.max_connections`.
+// - EAGAIN: the server has no receives or connections left for one more client: try again later, or raise its
+//   `memory.receives` or `limits.max_connections`. Or this host has too few resources, as for `rpcrdma_server_start`.
+//   The text names the cause.
 // - ECONNRESET: the server closed the connection before it was established.
 // - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server). No call was
 //   executed, and a retry fails in the same way.
 // - EPROTO: the peer broke the protocol.
 // - EINVAL: an argument or a knob is invalid.
-// - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV, EIO: as for `rpcrdma_server_start`. The text
-//   names the cause of EAGAIN.
+// - EADDRNOTAVAIL, ENOMEM, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV, EIO: as for `rpcrdma_server_start`.
 // - a handle code.
 //
 // # Safety
@@ -1582,19 +1587,18 @@ rpcrdma_client *rpcrdma_client_connect(const char *address, uint32_t program, ui
 // `client` is NULL or came from this library.
 rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 
-// Makes a call, and blocks until its end.
+// Makes a call, and blocks until it completes.
 //
 // # Parameters
 // - `client`: the client.
 // - `request`: the call.
-// - `reply`: gets the reply if the call has started, even if it failed later, and otherwise NULL. The pointer may be
-//   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell which side
-//   has the buffers.
+// - `reply`: `*reply` gets the reply if the call started, even if it failed later, else NULL. `reply` may be NULL, but
+//   then the buffers of a call that started are freed, and the codes do not always tell whether it started.
 //
 // # Ownership
 // The caller frees the reply (`rpcrdma_free`). The buffers of the request's chunks stay with the caller if `*reply` is
-// NULL, as after each EINVAL, EBADF, EPERM and EDEADLK. Otherwise the reply has them, also of a call that ended with
-// EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being sent. Without `reply` they are freed.
+// NULL, as after each EINVAL, EBADF, EPERM and EDEADLK. Otherwise the reply has them, even if the call ended with
+// EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being sent.
 //
 // # Threads
 // One thread at a time. Handlers and tasks on the shard of the connection, and the thread that polls its server, use
@@ -1610,13 +1614,14 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // - -ENOTCONN: there is no connection.
 // - -EAGAIN: too many calls are outstanding (`limits.max_calls`).
 // - -ENOBUFS, -EMSGSIZE: the text names the knob.
-// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory for chunks, by the limit that the text names.
+// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: memory for chunks could not be allocated. The text names the limit.
 // - -EREMOTEIO: the server refused the call (`rpcrdma_reply_status`).
 // - -EACCES: the server refused the credential.
-// - -EBUSY: the server drains, or has no memory. The call was not run, unless only its reply lacked memory: try again
-//   later. If there is no reply, another thread uses `client` now.
+// - -EBUSY with a reply: the server drains, or has no memory: try again later. The call was not run, unless only its
+//   reply lacked memory.
+// - -EBUSY without a reply: another thread uses `client` now.
 // - -EPROTO: a malformed reply, a server that refuses version 1, or another transport error.
-// - -EOPNOTSUPP: a call back to a client that takes none, because it has no `rpcrdma_config_callbacks`, or its
+// - -EOPNOTSUPP: a call back to a client that accepts no calls: it has no `rpcrdma_config_callbacks`, or its
 //   `debug.reverse` is `none`.
 // - -EINVAL: the request is invalid.
 // - -EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls
@@ -1624,13 +1629,13 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // - another negative handle code.
 //
 // # Safety
-// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
-// its `size` says; its pointers have as many items and bytes as it says; `reply` is NULL or writable.
+// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or points to `size`
+// readable bytes, and each of its arrays has its stated length; `reply` is NULL or writable.
 int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, rpcrdma_reply **reply);
 
-// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once.
+// Starts a call without blocking; `rpcrdma_client_poll` reports its completion, once.
 //
-// A Read chunk that is to be copied waits for the connection's thread to allocate its memory.
+// Exception: with a Read chunk to be copied, it blocks until the connection's thread has allocated the memory.
 //
 // # Parameters
 // - `client`: the client.
@@ -1641,8 +1646,8 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // the caller.
 //
 // # Threads
-// One thread at a time. This may be the thread that runs the connection: in handlers of a server that calls back, and
-// where a server is polled. On that thread a Read chunk cannot be copied (EDEADLK).
+// One thread at a time. It may be the connection's own thread, that is, in a handler, or the thread that polls the
+// server. On that thread a Read chunk cannot be copied (EDEADLK).
 //
 // # Returns
 // - 0: the call has started. The poll reports failures that the connection's thread finds later, with a reply that has
@@ -1655,20 +1660,20 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // - another negative handle code.
 //
 // # Safety
-// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
-// its `size` says; its pointers have as many items and bytes as it says.
+// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or points to `size`
+// readable bytes, and each of its arrays has its stated length.
 int rpcrdma_client_start(rpcrdma_client *client, const rpcrdma_request *request);
 
-// Reports the ends of started calls.
+// Reports completed calls.
 //
-// The function never blocks. Calls of `rpcrdma_local_server_call_back` end in polls of the server: poll the client
-// after each.
+// The function never blocks. Calls of `rpcrdma_local_server_call_back` complete in polls of the server: poll the
+// client after each.
 //
 // # Parameters
 // - `client`: the client.
-// - `done`: gets each started call that has ended. The function may start calls, whose ends later polls report, and
-//   free the client. The calls that this poll has found are reported even then. NULL: ended calls are left to the next
-//   poll with a function.
+// - `done`: gets each completed call. It may start calls, which a later poll reports. It may also free the client; the
+//   calls that this poll has found are reported even then. NULL: completed calls are left to the next poll with a
+//   function.
 // - `context`: first argument of `done`.
 //
 // # Ownership
@@ -1679,8 +1684,8 @@ int rpcrdma_client_start(rpcrdma_client *client, const rpcrdma_request *request)
 // One thread at a time. `done` runs on it.
 //
 // # Returns
-// - 1: a call has ended.
-// - 0: none has.
+// - 1: a call has completed.
+// - 0: no call has completed.
 // - a negative handle code.
 //
 // # Safety
@@ -1691,11 +1696,11 @@ int rpcrdma_client_poll(rpcrdma_client *client, rpcrdma_done done, void *context
 //
 // # Parameters
 // - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
-// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
-// - `len`: bytes of `room`. It may be 0.
+// - `buf`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
+// - `len`: bytes of `buf`. It may be 0.
 //
 // # Ownership
-// `room` stays the caller's.
+// `buf` stays the caller's.
 //
 // # Threads
 // The thread that may use the client.
@@ -1706,8 +1711,8 @@ int rpcrdma_client_poll(rpcrdma_client *client, rpcrdma_done done, void *context
 // - a negative handle code.
 //
 // # Safety
-// `client` is NULL or came from this library; `room` is NULL, or has `len` bytes.
-int rpcrdma_close_reason(void *client, char *room, size_t len);
+// `client` is NULL or came from this library; `buf` is NULL, or has `len` bytes.
+int rpcrdma_close_reason(void *client, char *buf, size_t len);
 
 // Connects a polled client to a server, and blocks until connected.
 //
@@ -1786,7 +1791,7 @@ rpcrdma_local_client *rpcrdma_local_client_begin(const char *address,
 // `client` is NULL or came from this library.
 int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 
-// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
+// Starts a call; `rpcrdma_local_client_poll` reports its completion, once.
 //
 // # Parameters
 // - `client`: the client.
@@ -1796,7 +1801,7 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 //
 // # Ownership
 // If the call starts, it has the buffers of its chunks, which its reply returns. If it does not start, they stay with
-// the caller, and the poll reports no end.
+// the caller, and the poll reports no completion.
 //
 // # Threads
 // The thread of the client.
@@ -1813,8 +1818,8 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 // - another negative handle code.
 //
 // # Safety
-// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
-// its `size` says; its pointers have as many items and bytes as it says; `xid` is NULL or writable.
+// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or points to `size`
+// readable bytes, and each of its arrays has its stated length; `xid` is NULL or writable.
 int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_request *request, uint32_t *xid);
 
 // Cancels a call, which ends with -ECANCELED if it is still under way.
@@ -1839,15 +1844,15 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_reque
 // `client` is NULL or came from this library.
 int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
-// Polls a client once, and reports the calls that have ended.
+// Polls a client once, and reports completed calls.
 //
 // The function never blocks. A loop polls at least 20 times a second, and the time of the `done` functions counts
 // towards the time between two polls.
 //
 // # Parameters
 // - `client`: the client.
-// - `done`: gets each call that has ended. Calls that it starts, and that end at once, are reported by the next poll.
-//   NULL: ended calls are left to the next poll with a function.
+// - `done`: gets each completed call. Calls that it starts, and that complete immediately, are reported by the next
+//   poll. NULL: completed calls are left to the next poll with a function.
 // - `context`: first argument of `done`.
 //
 // # Ownership
@@ -1857,7 +1862,7 @@ int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 // The thread of the client. `done` runs on it.
 //
 // # Returns
-// - 1: there was work, or a call has ended.
+// - 1: there was work, or a call has completed.
 // - 0: neither.
 // - a negative handle code.
 //

@@ -29,7 +29,7 @@
 //!     call.reply_mut(4)?.copy_from_slice(&len);
 //!     Ok(())
 //! });
-//! // `uncounted`, because the inline arguments do not contain the text's length.
+//! // XDR's `opaque<>` has a length word inline. The argument of this procedure has none, hence `uncounted`.
 //! let uppercase = uppercase.read_chunks(1, LONGEST).uncounted().write_chunks(1, LONGEST);
 //! let mut services = Services::new();
 //! services.add(PROGRAM, VERSION, UPPERCASE, uppercase);
@@ -69,6 +69,7 @@
 //! | [`client`] | clients, calls, their configuration |
 //! | [`server`] | servers, their configuration, peers |
 //! | [`service`] | procedures, handlers, duplicate request cache |
+//! | [`typed`] | services of types that `xdrgen` generates |
 //! | [`config`] | knobs of a shard, in groups |
 //! | [`stats`] | counters, gauges, histograms |
 //! | [`auth`] | host authentication |
@@ -84,7 +85,7 @@
 //! `README.md` of the package follows a call through the code. `PROTOCOL.md` has the wire protocol. `tuning.md` in the
 //! repository has the knobs.
 
-// docs.rs sets `docsrs`: an item then names its feature.
+// docs.rs sets `docsrs`, which makes rustdoc show the feature that an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Items that these lints find unused without the feature are used with it.
 #![cfg_attr(not(feature = "unstable-internals"), allow(unreachable_pub, dead_code))]

@@ -18,9 +18,9 @@ use crate::sync::{AtomicU32, Ordering, fence};
 /// It is one word, so that a [`Handle`] has two words and is passed in registers. If its halves were stored one by one
 /// and loaded together, each load would stall, because the core cannot forward two stores to one load.
 #[derive(Clone, Copy)]
-struct BufWindow(u64);
+struct BufRange(u64);
 
-impl BufWindow {
+impl BufRange {
     #[inline]
     fn new(start: u32, len: u32) -> Self {
         Self(u64::from(len) << 32 | u64::from(start))
@@ -41,7 +41,7 @@ impl BufWindow {
 #[derive(Clone, Copy)]
 struct Handle {
     header: NonNull<BufHeader>,
-    window: BufWindow,
+    range: BufRange,
 }
 
 impl Handle {
@@ -63,15 +63,15 @@ impl Handle {
         Buf { handle: self }
     }
 
-    /// First byte of the window.
+    /// First byte of the range.
     #[inline]
     fn first_byte(&self) -> NonNull<u8> {
-        // SAFETY: the window lies in the buffer.
-        unsafe { self.header().data.add(self.window.start()) }
+        // SAFETY: the range lies in the buffer.
+        unsafe { self.header().data.add(self.range.start()) }
     }
 
     fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (start, len) = (self.window.start(), self.window.len());
+        let (start, len) = (self.range.start(), self.range.len());
         let BufHeader { capacity, arena, offset, .. } = self.header();
         write!(f, "{name}({start}+{len} of {capacity}, arena {arena} at {offset})")
     }
@@ -81,11 +81,11 @@ impl Handle {
 macro_rules! location_getters {
     ($name:ident) => {
         impl $name {
-            /// Bytes of the window.
+            /// Bytes of the range.
             #[inline]
             #[expect(clippy::len_without_is_empty, reason = "the length of memory, whatever its content")]
             pub fn len(&self) -> usize {
-                self.handle.window.len()
+                self.handle.range.len()
             }
 
             /// Bytes of the whole buffer: the size of its class.
@@ -94,11 +94,11 @@ macro_rules! location_getters {
                 self.handle.header().capacity as usize
             }
 
-            /// Offset of the window in the buffer.
+            /// Offset of the range in the buffer.
             #[inline]
             #[doc(hidden)]
             pub fn start(&self) -> usize {
-                self.handle.window.start()
+                self.handle.range.start()
             }
 
             /// The arena that the buffer lies in.
@@ -108,7 +108,7 @@ macro_rules! location_getters {
                 self.handle.header().arena
             }
 
-            /// Offset of the window in the arena.
+            /// Offset of the range in the arena.
             #[inline]
             #[doc(hidden)]
             pub fn offset(&self) -> usize {
@@ -122,7 +122,7 @@ macro_rules! location_getters {
                 self.handle.header().offset
             }
 
-            /// Address of the window's first byte in this process, for devices.
+            /// Address of the range's first byte in this process, for devices.
             #[inline]
             pub fn address(&self) -> usize {
                 self.handle.first_byte().addr().get()
@@ -137,7 +137,7 @@ macro_rules! location_getters {
     };
 }
 
-/// A buffer with one holder. Dereferences to its window: `[start, start + len)` of the capacity.
+/// A buffer with one holder. Dereferences to its range: `[start, start + len)` of the capacity.
 ///
 /// Dropping it on any thread returns it to its pool. On the owner thread it goes to the free list, without an atomic
 /// operation; elsewhere to the pool's lock-free list.
@@ -151,7 +151,7 @@ pub struct Frozen {
 }
 
 /// A buffer lent to the device for one-sided transfers. No reference to its bytes exists, so the device may read and
-/// write them. Bytes can be copied in and out, as the software device does. Offsets count from the start of the window.
+/// write them. Bytes can be copied in and out, as the software device does. Offsets count from the start of the range.
 ///
 /// It stays on the pool's thread, so its clones are counted without atomic operations. The last clone either
 /// [`reclaim`](Self::reclaim)s the buffer, or returns it to its pool when dropped.
@@ -195,7 +195,7 @@ impl Buf {
     /// The buffer was just taken from the free list, and `len` is at most its capacity.
     #[inline]
     pub(crate) unsafe fn new(header: NonNull<BufHeader>, len: u32) -> Self {
-        Self { handle: Handle { header, window: BufWindow::new(0, len) } }
+        Self { handle: Handle { header, range: BufRange::new(0, len) } }
     }
 
     #[inline]
@@ -203,7 +203,7 @@ impl Buf {
         ManuallyDrop::new(self).handle
     }
 
-    /// Moves the window.
+    /// Sets the range of bytes.
     ///
     /// # Panics
     /// If `start + len` exceeds the capacity.
@@ -213,24 +213,24 @@ impl Buf {
         if start > capacity || len > capacity - start {
             panic_out_of_bounds(start, len, capacity);
         }
-        self.handle.window = BufWindow::new(start as u32, len as u32);
+        self.handle.range = BufRange::new(start as u32, len as u32);
     }
 
-    /// Moves the window's start back to byte `start`; its end stays. False if `start` is not before the window.
+    /// Moves the range's start back to byte `start`; its end stays. False if `start` is not before the range.
     #[inline]
     #[must_use = "false means that nothing was moved"]
     #[doc(hidden)]
     pub fn extend_front(&mut self, start: usize) -> bool {
-        let window = self.handle.window;
-        let is_before = start <= window.start();
+        let range = self.handle.range;
+        let is_before = start <= range.start();
         if is_before {
-            let added = window.start() - start;
-            self.handle.window = BufWindow::new(start as u32, (window.len() + added) as u32);
+            let added = range.start() - start;
+            self.handle.range = BufRange::new(start as u32, (range.len() + added) as u32);
         }
         is_before
     }
 
-    /// The whole buffer, without regard to the window.
+    /// The whole buffer, without regard to the range.
     #[inline]
     #[doc(hidden)]
     pub fn full_mut(&mut self) -> &mut [u8] {
@@ -275,16 +275,16 @@ impl Deref for Buf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes. The borrow of `self` excludes writers.
-        unsafe { slice::from_raw_parts(self.handle.first_byte().as_ptr(), self.handle.window.len()) }
+        // SAFETY: the range is valid for `len` initialised bytes. The borrow of `self` excludes writers.
+        unsafe { slice::from_raw_parts(self.handle.first_byte().as_ptr(), self.handle.range.len()) }
     }
 }
 
 impl DerefMut for Buf {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the window is valid for `len` initialised bytes, which are this `Buf`'s alone.
-        unsafe { slice::from_raw_parts_mut(self.handle.first_byte().as_ptr(), self.handle.window.len()) }
+        // SAFETY: the range is valid for `len` initialised bytes, which are this `Buf`'s alone.
+        unsafe { slice::from_raw_parts_mut(self.handle.first_byte().as_ptr(), self.handle.range.len()) }
     }
 }
 
@@ -297,16 +297,16 @@ impl Drop for Buf {
 }
 
 impl Frozen {
-    /// A clone that covers `len` bytes of the window from `start` on. Nothing is copied.
+    /// A clone that covers `len` bytes of the range from `start` on. Nothing is copied.
     ///
     /// # Panics
-    /// If `start + len` exceeds the window.
+    /// If `start + len` exceeds the range.
     #[inline]
     pub fn part(&self, start: usize, len: usize) -> Self {
         let whole = self.len();
         assert!(start <= whole && len <= whole - start, "part {start}+{len} of {whole} bytes");
         let mut part = self.clone();
-        part.handle.window = BufWindow::new((self.start() + start) as u32, len as u32);
+        part.handle.range = BufRange::new((self.start() + start) as u32, len as u32);
         part
     }
 
@@ -315,9 +315,9 @@ impl Frozen {
     /// `owner` is dropped with the last clone or part of the result, on any thread. From then on nothing reads the
     /// bytes through the result. The buffer is released after `owner`, so its memory is still valid during the drop.
     pub fn with_owner(self, owner: impl Send + Sync + 'static) -> Self {
-        let (header, window) = (self.handle.header().copy_with_own_count(), self.handle.window);
+        let (header, range) = (self.handle.header().copy_with_own_count(), self.handle.range);
         let owned = NonNull::from(Box::leak(Box::new(Owned { header, _owner: Box::new(owner), _bytes: self })));
-        Self { handle: Handle { header: owned.cast(), window } }
+        Self { handle: Handle { header: owned.cast(), range } }
     }
 
     /// Whether the bytes have an owner, which is dropped with the last clone.
@@ -344,9 +344,9 @@ impl Deref for Frozen {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so there is no
+        // SAFETY: the range is valid for `len` initialised bytes; no `Buf` of this buffer exists, so there is no
         // writer.
-        unsafe { slice::from_raw_parts(self.handle.first_byte().as_ptr(), self.handle.window.len()) }
+        unsafe { slice::from_raw_parts(self.handle.first_byte().as_ptr(), self.handle.range.len()) }
     }
 }
 
@@ -379,7 +379,7 @@ impl Drop for Frozen {
 }
 
 impl Lent {
-    /// Takes the buffer back, window unchanged, if this is the only clone.
+    /// Takes the buffer back, range unchanged, if this is the only clone.
     #[inline]
     pub fn reclaim(self) -> Result<Buf, Self> {
         if self.handle.state().load(Ordering::Relaxed) & state::COUNT != 1 {
@@ -388,17 +388,17 @@ impl Lent {
         Ok(ManuallyDrop::new(self).handle.into_buf())
     }
 
-    /// The address of `len` bytes at `offset` of the window, if they are all in it.
+    /// The address of `len` bytes at `offset` of the range, if they are all in it.
     #[inline]
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset.checked_add(len)? > self.len() {
             return None;
         }
-        // SAFETY: `offset` is within the window, checked above.
+        // SAFETY: `offset` is within the range, checked above.
         Some(unsafe { self.handle.first_byte().add(offset) })
     }
 
-    /// Copies `src` to `offset` of the window. False, with nothing copied, if out of bounds.
+    /// Copies `src` to `offset` of the range. False, with nothing copied, if out of bounds.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn write_at(&self, offset: usize, src: &[u8]) -> bool {
@@ -409,7 +409,7 @@ impl Lent {
         true
     }
 
-    /// Copies `dst.len()` bytes at `offset` of the window to `dst`. False, with nothing copied, if out of bounds.
+    /// Copies `dst.len()` bytes at `offset` of the range to `dst`. False, with nothing copied, if out of bounds.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {
@@ -447,7 +447,7 @@ impl Drop for Lent {
 }
 
 impl Posted {
-    /// Takes the buffer back, window unchanged.
+    /// Takes the buffer back, range unchanged.
     ///
     /// # Safety
     /// The device has proved that it is done with the buffer: by the completion of its request, or by the destruction
@@ -497,7 +497,7 @@ fn check_count(before: u32) {
 #[cold]
 #[inline(never)]
 fn panic_out_of_bounds(start: usize, len: usize, capacity: usize) -> ! {
-    panic!("window {start}+{len} exceeds the buffer of {capacity} bytes");
+    panic!("range {start}+{len} exceeds the buffer of {capacity} bytes");
 }
 
 #[cfg(all(test, not(loom)))]

@@ -123,7 +123,7 @@ impl<'a> PeerRing<'a> {
         unsafe { word.as_ref() }
     }
 
-    /// Copies bytes out of the ring, from a position on. False, with nothing copied, if the ring is shorter.
+    /// Copies bytes out of the ring, from a position on. Returns false and copies nothing if the ring is smaller.
     #[inline(always)]
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, position: u64, to: &mut [u8]) -> bool {
@@ -139,7 +139,7 @@ impl<'a> PeerRing<'a> {
         true
     }
 
-    /// Copies bytes into the ring, from a position on. False, with nothing copied, if the ring is shorter.
+    /// Copies bytes into the ring, from a position on. Returns false and copies nothing if the ring is smaller.
     #[inline(always)]
     #[must_use = "false means that nothing was copied"]
     pub fn write(&self, position: u64, from: &[u8]) -> bool {

@@ -115,7 +115,7 @@ impl PeerMapping {
         true
     }
 
-    /// Copies `len` bytes from `offset` to `lent_offset` of a lent window.
+    /// Copies `len` bytes from `offset` to `lent_offset` of the lent bytes.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn copy_to_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {
@@ -126,7 +126,7 @@ impl PeerMapping {
         true
     }
 
-    /// Copies `len` bytes from `lent_offset` of a lent window to `offset`.
+    /// Copies `len` bytes from `lent_offset` of the lent bytes to `offset`.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn copy_from_lent(&self, offset: usize, lent: &Lent, lent_offset: usize, len: usize) -> bool {

@@ -54,7 +54,7 @@ enum Handle {
     Posted(Posted),
 }
 
-/// A handle, the offset of its buffer, and the byte that fills its window.
+/// A handle, the offset of its buffer, and the byte that fills its range.
 struct Entry {
     held: Handle,
     place: usize,

@@ -198,7 +198,7 @@ static void run(const char *address, int is_polled) {
     CHECK(reads_done == lent && writes_done == CALLS / 4 && reads_done == 3 * writes_done);
     CHECK(writes_waited > 0 && !refused);
 
-    // A part that exceeds the chunk is released at once. The client then retransmits the call with a longer chunk.
+    // A part that exceeds the chunk is released immediately. The client then retransmits the call with a longer chunk.
     free_slots = 0;
     start_call(client, READ, 0, 0, BLOCK / 2);
     while (!free_slots)

@@ -201,8 +201,8 @@ static int call_with_shared_buffer(size_t reads) {
     return result;
 }
 
-// A window of 0 bytes is valid, but cannot be a chunk. The buffer keeps its length.
-static int call_with_empty_window(void) {
+// A buffer of 0 bytes is valid, but cannot be a chunk. The buffer keeps its length.
+static int call_with_empty_buffer(void) {
     size_t len;
     rpcrdma_buffer *buffer = rpcrdma_alloc(S.client, 64);
     CHECK(buffer && !rpcrdma_buffer_window(buffer, 0, 0) && rpcrdma_buffer_data(buffer, &len) && !len);

@@ -233,7 +233,7 @@ ROW(rpcrdma_buffer_window, 1, -EINVAL, 0, rpcrdma_buffer_window(NULL, 0, 1))
 ROW(rpcrdma_buffer_window, 2, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, 1, SIZE_MAX))
 ROW(rpcrdma_buffer_window, 3, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, SIZE_MAX, 1))
 ROW(rpcrdma_buffer_window, 4, -EINVAL, 0, rpcrdma_buffer_window(S.part, 0, 5))
-ROW(rpcrdma_buffer_window, 5, -EINVAL, 0, call_with_empty_window())
+ROW(rpcrdma_buffer_window, 5, -EINVAL, 0, call_with_empty_buffer())
 
 ROW(rpcrdma_arena_new, 1, 0, 0, rpcrdma_arena_new(NULL, 4096, NULL, NULL))
 ROW(rpcrdma_arena_new, 2, 0, 0, rpcrdma_arena_new((char *)S.memory + 8, 4096, NULL, NULL))

@@ -260,7 +260,7 @@ static void start_in_callback(void *context, const rpcrdma_completion *completio
     CHECK(!rpcrdma_local_client_start(one_call, &REQUEST(.procedure = HOLD), NULL));
 }
 
-// Connects a client that starts several calls. All but the first end at once, because they exceed limits.max_calls.
+// Connects a client that starts several calls. All but the first end immediately, because they exceed limits.max_calls.
 static void start_beyond_max_calls(const char *address, int calls, int procedure) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
@@ -296,7 +296,7 @@ static void check_client_replaced_in_callback(char *address) {
     CHECK(rpcrdma_local_client_poll(one_call, check_stale_reply, NULL) == 1 && !stale && !rpcrdma_free(one_call));
 }
 
-// A call that is started in a callback and ends at once is reported by the next poll.
+// A call that is started in a callback and ends immediately is reported by the next poll.
 static void check_call_started_in_callback(const char *address) {
     start_beyond_max_calls(address, 2, HOLD);
     int ends = 0;

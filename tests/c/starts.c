@@ -135,7 +135,7 @@ static void check_calls_with_invalid_chunks(const char *address, rpcrdma_config 
         data = rpcrdma_buffer_data(room, &len);
         CHECK(data && !strcmp(data, "write") && len == 128);
     }
-    // The buffers are still usable, and their handles end with a call that starts.
+    // The buffers are still usable, and their handles become invalid with a call that starts.
     read.position = 0;
     CHECK(!rpcrdma_client_call(client, &valid, NULL));
     CHECK(!rpcrdma_buffer_data(sent, NULL) && errno == EBADF && !rpcrdma_buffer_data(room, NULL) && errno == EBADF);

@@ -56,10 +56,10 @@ pub trait Calls {
         self.launch(call, token)
     }
 
-    /// Starts a call, and sends it at once unless it lacks a credit.
+    /// Starts a call, and sends it immediately unless it lacks a credit.
     fn send_call(&mut self, token: u64, call: impl FnOnce(&mut Self) -> ClientCall) -> Option<CallId>;
 
-    /// Starts a call with these arguments, and sends it at once unless it lacks a credit.
+    /// Starts a call with these arguments, and sends it immediately unless it lacks a credit.
     fn send(&mut self, procedure: u32, args: &[u8], token: u64) -> Option<CallId> {
         self.send_call(token, |client| client.prepared(procedure, args))
     }

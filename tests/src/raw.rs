@@ -315,7 +315,7 @@ impl RawPeer {
         Ok(peer)
     }
 
-    /// Starts to connect as a client, and returns at once.
+    /// Starts to connect as a client, and returns immediately.
     ///
     /// The caller takes [turns](Self::turn) until the connection [is up](Self::is_up) or [over](Self::is_over).
     ///
@@ -338,7 +338,7 @@ impl RawPeer {
 }
 
 impl<F: Fabric> RawPeer<F> {
-    /// Starts to connect as a client on an open device, and returns at once.
+    /// Starts to connect as a client on an open device, and returns immediately.
     ///
     /// # Errors
     /// Cause of the failure.

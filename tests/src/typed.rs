@@ -52,7 +52,7 @@ impl Blobs {
             call.data().expect("a writer").put(b"left").expect("room for 4 bytes");
             return call.send(&Found::Missing(self.with_blob(b"", |_, count| count)));
         };
-        let max_len = call.args().most as usize;
+        let max_len = call.args().max_bytes as usize;
         let mut writer = match call.data() {
             Ok(writer) => writer,
             Err(refusal) => return call.refuse(refusal),
@@ -87,7 +87,7 @@ impl typed_v1::Server for Arc<Blobs> {
     fn fetch(&self, _: CallInfo<'_>, wanted: Wanted<'_>, answer: ReplySender<'_, Fetch>) -> Result<ReplySent, Refusal> {
         self.with_blob(wanted.name, |data, count| match data {
             Some(data) => {
-                let data = &data[..data.len().min(wanted.most as usize)];
+                let data = &data[..data.len().min(wanted.max_bytes as usize)];
                 answer.send(&Found::Found(Blob { name: wanted.name, data: data.into(), checksum: sum(data) }))
             }
             None => answer.send(&Found::Missing(count)),

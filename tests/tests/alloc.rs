@@ -33,7 +33,7 @@ impl Signature for Mirror {
     type Results<'a> = Blob<'a>;
 }
 
-/// Number of the procedure that keeps the shard busy until [`call_all_at_once`] has started its calls.
+/// Number of the procedure that keeps the shard busy until [`call_all_concurrently`] has started its calls.
 const PAUSE: u32 = 30;
 /// Token of the call of [`PAUSE`].
 const PAUSE_TOKEN: u64 = MAX_CALLS;
@@ -131,7 +131,7 @@ fn start_bulk(client: &mut LocalClient, token: u64) {
 }
 
 /// Makes `count` calls that all reach the server's shard in one turn, so that its tables grow to their final size.
-fn call_all_at_once(client: &mut LocalClient, count: u64, start_call: fn(&mut LocalClient, u64)) {
+fn call_all_concurrently(client: &mut LocalClient, count: u64, start_call: fn(&mut LocalClient, u64)) {
     let first = client.first();
     let pause = client.prepare(PAUSE, 0).expect("a buffer");
     client.start(first, pause, PAUSE_TOKEN);
@@ -219,8 +219,8 @@ fn check_allocations() {
                 echo_calls(&mut client, 500, depth);
                 bulk_calls(&mut client, 100, depth);
             }
-            call_all_at_once(&mut client, MAX_CALLS, start_echo);
-            call_all_at_once(&mut client, MAX_BULK_CALLS, start_bulk);
+            call_all_concurrently(&mut client, MAX_CALLS, start_echo);
+            call_all_concurrently(&mut client, MAX_BULK_CALLS, start_bulk);
             IS_COUNTING.store(true, Ordering::Relaxed);
             for depth in [1, MAX_BULK_CALLS] {
                 echo_calls(&mut client, 500, depth);

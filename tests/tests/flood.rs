@@ -419,7 +419,7 @@ fn callers_without_an_identity_are_logged_at_a_limited_rate() {
     drop(world.take_server());
     let lines = take_warnings();
     assert!(
-        lines[0].contains("procedure 20 of program 0x20000001, version 3 is cached, but its caller has no identity"),
+        lines[0].contains("procedure 20 of program 0x20000001, version 3 is cached, but its client has no identity"),
         "{lines:?}"
     );
     assert_rate_limited(&lines, CALLS);
@@ -460,7 +460,7 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         let call = client.prepare(procedure, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         assert_eq!(failed(&world), before + 1, "{procedure}");
-        let line = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
+        let line = format!(": replied SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
         let lines = take_warnings();
         let matching = lines.iter().filter(|text| text.contains(&line) && text.contains(cause)).count();
         assert_eq!((matching, lines.len()), (1, 1), "{lines:?}");
@@ -470,7 +470,7 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         let call = client.prepare(procedure, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         let lines = take_warnings();
-        let answered = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
+        let answered = format!(": replied SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
         assert_eq!(lines.len(), 2, "{lines:?}");
         let name = format!("procedure {procedure} of program 0x20000001, version 3");
         let panicked = format!(": deferred handler of {name} panicked: cause 7");

@@ -31,9 +31,9 @@ fn lock_cores() -> MutexGuard<'static, ()> {
 /// Runs `rpcrdma tune` with this benchmark program. Returns its JSON result.
 ///
 /// A busy host may complete too few calls in a short run. `tune` then fails, and this function doubles the time.
-fn run_tune(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) -> Value {
+fn run_tune(program: &Path, directory: &Path, mut seconds: f64, arguments: &str) -> Value {
     let _cores = lock_cores();
-    let result = folder.join("result.json");
+    let result = directory.join("result.json");
     loop {
         let time = seconds.to_string();
         let fixed = ["tune", "--pairs", "9", "--seconds", &time];
@@ -41,7 +41,7 @@ fn run_tune(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) ->
         let words = fixed.iter().map(AsRef::as_ref).chain(paths).chain(arguments.split_whitespace().map(AsRef::as_ref));
         let args = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).args;
         match tune::run(&args) {
-            Err(error) if seconds < 5.0 && error.to_string().contains("done within the time that counts") => {
+            Err(error) if seconds < 5.0 && error.to_string().contains("done within the measured time") => {
                 seconds *= 2.0;
             }
             outcome => {
@@ -56,8 +56,8 @@ fn run_tune(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) ->
 /// Send in 4 is signalled, otherwise by 1000.
 #[test]
 fn tune_finds_a_deliberately_bad_knob() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let program = folder.path().join("rpcperf");
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("rpcperf");
     let text = format!(
         "#!/bin/sh\nrps=1000\ncase \" $* \" in *' --signal-every 4 '*) rps=4000 ;; esac\n\
          report=$('{RPCPERF}' \"$@\") || exit\necho \"$report\" | sed \"s/\\\"rps\\\": [0-9.e+]*/\\\"rps\\\": $rps/\"\n"
@@ -66,7 +66,7 @@ fn tune_finds_a_deliberately_bad_knob() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("a file of this user");
     let report = run_tune(
         &program,
-        folder.path(),
+        directory.path(),
         0.15,
         "--aim calls --repeats 2 --combine 1 --start idle=event --knob signal_every=4,64 --knob batch=off -- -t 64",
     );
@@ -91,7 +91,7 @@ fn cores() -> String {
 /// candidate, `inline=1024`, is below the minimum.
 #[test]
 fn every_aim_is_measured() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     for (arguments, figure) in [
         (
             "--aim calls --start credits=32 --start batch=off --start coalesce_grants=off --start signal_every=4 \
@@ -105,7 +105,7 @@ fn every_aim_is_measured() {
         (&format!("--aim calls --cores {} iwarp:{}", cores(), loopback_address().0), "rps"),
     ] {
         let arguments = format!("{arguments} --repeats 1 --knob inline=1024");
-        let report = run_tune(Path::new(RPCPERF), folder.path(), 0.2, &arguments);
+        let report = run_tune(Path::new(RPCPERF), directory.path(), 0.2, &arguments);
         assert!(report["start"]["figure"].as_f64() > Some(0.0), "{figure}: {report:#}");
         assert_eq!((&report["start"]["runs"], &report["comparison"]), (&1.into(), &Value::Null), "{report:#}");
         let failed = report["candidates"][0]["failed"].as_str().expect("text");

@@ -2,7 +2,7 @@
 # lib.sh.
 #
 # The server exports /srv/nfs3d, a file system in memory, at $ours (see peers.sh), RDMA port 20049. MOUNT is at TCP port
-# 20148. Its standard output is in /run/nfs3d.
+# 20148. The server's output is in /run/nfs3d.
 source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
 program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
 nfs3d=$NFS3D
@@ -16,8 +16,8 @@ trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true
 # mount_storage [SIZE]: mounts the exported file system.
 mount_storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
-# serve [OPTION…]: starts the server and waits until it listens. $server: its process. $port: another RDMA port.
-# $address: another address than $ours, with its fabric.
+# serve [OPTION…]: starts the server and waits until it listens. Sets $server to its process ID. Optional variables:
+# $port (RDMA port, default 20049) and $address (FABRIC:HOST, default the fabric of the test at $ours).
 serve() {
     : >/run/nfs3d
     "${enter[@]}" "$nfs3d" $export --listen "${address:-$fabric:$ours}:${port:-20049}" --mount-port 20148 --key /run/nfs3d.key --squash none \
@@ -26,8 +26,8 @@ serve() {
     await grep -q '^listening' /run/nfs3d
 }
 
-# stop_server [PATTERN]: ends the server. It may have logged only lines that match PATTERN, and that a shard was
-# blocked, as happens on a busy host.
+# stop_server [PATTERN]: ends the server. Fails if the server logged other lines than those of start and stop, "shard
+# was blocked" (on a busy host), and lines that match PATTERN.
 stop_server() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"

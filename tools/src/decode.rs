@@ -212,8 +212,8 @@ impl<'a, W: Write> Decoder<'a, W> {
         if roce.malformed() > 0 {
             print_error!("rpcrdma: {} RoCEv2 packets skipped: too short for their headers", roce.malformed());
         }
-        if iwarp.broken() > 0 {
-            let count = iwarp.broken();
+        if iwarp.with_gaps() > 0 {
+            let count = iwarp.with_gaps();
             print_error!(
                 "rpcrdma: {count} directions of iWARP connections have bytes that the capture misses, so the rest is \
                  skipped: capture whole packets (tcpdump -s 0 -B 65536)"
@@ -234,7 +234,7 @@ impl<'a, W: Write> Decoder<'a, W> {
             );
         }
         let roce_skips = roce.unfinished() + roce.unplaced() + roce.malformed();
-        let iwarp_skips = iwarp.broken() + iwarp.unfinished();
+        let iwarp_skips = iwarp.with_gaps() + iwarp.unfinished();
         let skipped = cut_short + fragments + roce_skips + iwarp_skips + unsupported.values().sum::<u64>();
         if skipped > 0 {
             self.failures += skipped;

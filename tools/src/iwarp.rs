@@ -51,7 +51,7 @@ pub struct Reassembler {
     streams: Streams,
     directions: HashMap<Direction, DirectionState>,
     /// Directions with gaps of earlier connections whose ports were reused.
-    earlier_broken: u64,
+    earlier_with_gaps: u64,
     /// Unfinished directions of earlier connections whose ports were reused.
     earlier_unfinished: u64,
 }
@@ -136,7 +136,7 @@ impl Reassembler {
     fn remove_connection(&mut self, direction: Direction, has_gap: bool) {
         let reverse = direction.reverse();
         for loss in [self.loss(direction, has_gap), self.loss(reverse, !self.streams.is_whole(reverse))] {
-            self.earlier_broken += u64::from(loss == Some(Loss::Gap));
+            self.earlier_with_gaps += u64::from(loss == Some(Loss::Gap));
             self.earlier_unfinished += u64::from(loss == Some(Loss::End));
         }
         self.directions.remove(&direction);
@@ -158,8 +158,8 @@ impl Reassembler {
     }
 
     /// Number of directions of iWARP connections with missing packets.
-    pub fn broken(&self) -> u64 {
-        self.earlier_broken + self.count_directions(Loss::Gap)
+    pub fn with_gaps(&self) -> u64 {
+        self.earlier_with_gaps + self.count_directions(Loss::Gap)
     }
 
     /// Number of directions of iWARP connections without missing packets in which a message or segment lacks its end.

@@ -149,8 +149,9 @@ pub(crate) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
 mod tests {
     use super::*;
 
-    /// Returns a UDP datagram in IPv6 with these extension headers, the first of which has type `first`.
-    fn packet(tags: &[u16], first: u8, extensions: &[u8]) -> Vec<u8> {
+    /// Returns an Ethernet frame with these VLAN tags, and in it a UDP datagram in IPv6 with these extension headers,
+    /// the first of which has type `first`.
+    fn ipv6_frame(tags: &[u16], first: u8, extensions: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 12];
         tags.iter().for_each(|tag| bytes.extend([tag.to_be_bytes(), [0, 7]].concat()));
         bytes.extend([0x86, 0xDD, 0x60, 0, 0, 0, 0, (extensions.len() + 8) as u8, first, 64]);
@@ -169,33 +170,33 @@ mod tests {
     fn vlan_tags_and_extension_headers_are_skipped() {
         const OPTIONS: [u8; 16] = [UDP, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         for tags in [&[][..], &[0x8100], &[0x9100], &[0x88A8, 0x8100], &[0x9100, 0x9100, 0x8100]] {
-            assert_eq!(datagram(&packet(tags, UDP, &[])), Some((UDP, 8)), "{tags:x?}");
+            assert_eq!(datagram(&ipv6_frame(tags, UDP, &[])), Some((UDP, 8)), "{tags:x?}");
         }
         for first in [0, 43, 60] {
-            assert_eq!(datagram(&packet(&[], first, &OPTIONS)), Some((UDP, 8)), "{first}");
+            assert_eq!(datagram(&ipv6_frame(&[], first, &OPTIONS)), Some((UDP, 8)), "{first}");
         }
         let authentication = [UDP, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(datagram(&packet(&[], 51, &authentication)), Some((UDP, 8)));
-        assert_eq!(datagram(&packet(&[], 44, &[UDP, 0, 0, 0, 0, 0, 0, 1])), Some((UDP, 8)), "a whole datagram");
+        assert_eq!(datagram(&ipv6_frame(&[], 51, &authentication)), Some((UDP, 8)));
+        assert_eq!(datagram(&ipv6_frame(&[], 44, &[UDP, 0, 0, 0, 0, 0, 0, 1])), Some((UDP, 8)), "a whole datagram");
         for part in [[UDP, 0, 0, 1, 0, 0, 0, 1], [UDP, 0, 1, 0, 0, 0, 0, 1]] {
-            let part = packet(&[], 44, &part);
+            let part = ipv6_frame(&[], 44, &part);
             let found = Datagram::parse(&Packet::new(1, Linktype::ETHERNET, &part)).expect("a fragment");
             assert_eq!((found.is_fragment, found.protocol, found.payload.len()), (true, UDP, 8));
         }
         let chain = [&[44, 0, 0, 0, 0, 0, 0, 0], &[60, 0, 0, 0, 0, 0, 0, 1], &OPTIONS[..]].concat();
-        assert_eq!(datagram(&packet(&[], 0, &chain)), Some((UDP, 8)));
-        // A packet that is cut within the headers has no datagram.
-        let complete = packet(&[0x9100], 0, &chain);
+        assert_eq!(datagram(&ipv6_frame(&[], 0, &chain)), Some((UDP, 8)));
+        // A frame that is cut within the headers has no datagram, or an empty one.
+        let complete = ipv6_frame(&[0x9100], 0, &chain);
         let headers = complete.len() - 8;
         assert!((0..headers).all(|end| datagram(&complete[..end]).is_none_or(|found| found.1 == 0)));
         assert_eq!(datagram(&complete[..headers + 1]), Some((UDP, 1)));
         // An extension header may state a length beyond the packet.
-        assert_eq!(datagram(&packet(&[], 0, &[UDP, 255, 0, 0, 0, 0, 0, 0])), None);
+        assert_eq!(datagram(&ipv6_frame(&[], 0, &[UDP, 255, 0, 0, 0, 0, 0, 0])), None);
     }
 
     #[test]
     fn a_datagram_shorter_than_its_length_is_cut_short() {
-        let ipv6 = packet(&[], UDP, &[])[14..].to_vec();
+        let ipv6 = ipv6_frame(&[], UDP, &[])[14..].to_vec();
         let mut ipv4 = [&[0x45, 0, 0, 28][..], &[0; 24]].concat();
         let is_cut = |ip: &[u8]| Datagram::parse(&Packet::new(1, Linktype::RAW, ip)).expect("a datagram").is_cut_short;
         for ip in [&ipv4, &ipv6] {

@@ -149,7 +149,8 @@ pub(crate) struct EngineArgs {
     /// Credit mode of version 2; incremental if either end selects it (default: windowed)
     #[arg(long, value_enum)]
     pub(crate) credit_mode: Option<V2CreditMode>,
-    /// Credit limit: messages that the peer may have outstanding (default: 64, or twice -t)
+    /// Credit limit: messages that the peer may have outstanding (default: 64, or 16 beyond 64 connections, and at
+    /// least twice -t)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=32_767))]
     pub(crate) credits: Option<u32>,
     /// Connections of -q that carry calls; the others stay open and idle (default: all)
@@ -185,7 +186,7 @@ pub(crate) struct EngineArgs {
     /// Buffers of the message size per shard (default: 256, plus one for each Send that may be outstanding)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) message_buffers: Option<u32>,
-    /// The server's buffers for chunks, by size (default: 64K, 1M and the largest payload, one for each call)
+    /// The server's buffers for chunks, by size (default: 64K, 1M and the largest payload: one buffer of each per call)
     #[arg(long, value_name = "BYTES:N", value_delimiter = ',')]
     pub(crate) bulk_buffers: Vec<BufferClass>,
     /// Outstanding RDMA Reads of the server per connection (default: no limit)

@@ -329,7 +329,7 @@ impl<F: Fabric> Target for RawTarget<F> {
     fn flush(&mut self) -> Result<(), Failure> {
         if !self.spec.is_answered() {
             for &index in &self.gathered {
-                // Without this signal the last requests of a window might never complete.
+                // Without this signal the last outstanding requests might never complete.
                 if let Some(newest) = self.links[index].chain.last_mut() {
                     newest.signalled = true;
                 }

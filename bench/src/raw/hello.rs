@@ -103,7 +103,7 @@ mod tests {
         other[7] = 9;
         assert!(Hello::decode(&other).unwrap_err().contains("version 9"));
         assert!(Welcome::decode(&[0; WELCOME_BYTES]).is_err());
-        let most = Hello { message: u32::MAX, depth: u32::MAX, exposed: u64::MAX, ..HELLO };
-        assert_eq!(most.memory(), None);
+        let largest = Hello { message: u32::MAX, depth: u32::MAX, exposed: u64::MAX, ..HELLO };
+        assert_eq!(largest.memory(), None);
     }
 }

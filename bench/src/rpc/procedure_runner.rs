@@ -1,4 +1,4 @@
-//! Runners of procedures: at once, on workers, or deferred.
+//! Runners of procedures: immediate, on workers, or deferred.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -21,11 +21,11 @@ pub(crate) trait ProcedureRunner {
 }
 
 /// Runs handlers on the shard as soon as it receives the call, or on workers.
-pub(crate) struct RunAtOnce {
+pub(crate) struct RunImmediately {
     pub(crate) on_workers: bool,
 }
 
-impl ProcedureRunner for RunAtOnce {
+impl ProcedureRunner for RunImmediately {
     type Sharing = Threads;
 
     fn procedure(&self, handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static) -> Procedure {

@@ -59,13 +59,12 @@ enum ReverseState {
     Done(Vec<u8>),
 }
 
-/// The procedures' handle of the thread, which requests runs and returns their outcomes.
+/// Handle with which procedures request runs from the reverse thread and read their outcomes.
 #[derive(Clone)]
 pub(crate) struct ReverseControl {
     state: Arc<Mutex<ReverseState>>,
     runs: Sender<(Caller, ReverseRun)>,
-    /// Limit of outstanding calls.
-    most: usize,
+    max_outstanding: usize,
 }
 
 /// The thread that makes the requested runs.
@@ -75,17 +74,17 @@ pub(crate) struct ReverseWorker {
 }
 
 impl ReverseControl {
-    /// Creates the thread's state and its handle. A run has at most `most` outstanding calls.
-    pub(crate) fn new(most: usize) -> (Self, ReverseWorker) {
+    /// Creates the thread's state and its handle. A run has at most `max_outstanding` outstanding calls.
+    pub(crate) fn new(max_outstanding: usize) -> (Self, ReverseWorker) {
         let (send, runs) = channel();
         let state = Arc::new(Mutex::new(ReverseState::Idle));
-        (Self { state: Arc::clone(&state), runs: send, most }, ReverseWorker { state, runs })
+        (Self { state: Arc::clone(&state), runs: send, max_outstanding }, ReverseWorker { state, runs })
     }
 
     /// Requests a run. Returns the number of its outstanding calls; 0 while another run is in progress.
     pub(crate) fn start(&self, caller: Caller, run: &[u8]) -> Result<u32, Refusal> {
         let run: ReverseRun = serde_json::from_slice(run).map_err(|_| Refusal::GarbageArguments)?;
-        let run = ReverseRun { outstanding: run.outstanding.clamp(1, self.most), ..run };
+        let run = ReverseRun { outstanding: run.outstanding.clamp(1, self.max_outstanding), ..run };
         let outstanding = run.outstanding as u32;
         let mut state = lock_state(&self.state);
         if matches!(*state, ReverseState::Running(_)) {
@@ -101,7 +100,7 @@ impl ReverseControl {
     pub(crate) fn stop(&self, caller: Caller) {
         let state = lock_state(&self.state);
         // The state stays locked, so that the request cannot stop a later run.
-        if matches!(*state, ReverseState::Running(of) if of == caller) {
+        if matches!(*state, ReverseState::Running(current) if current == caller) {
             stop::set_requested(true);
         }
     }
@@ -142,7 +141,7 @@ fn measure(server: &Server, caller: Caller, run: &ReverseRun, clock: &Clock) -> 
     pin::pin(run.core)?;
     let config = ClientConfig::new(rpcperf_v5::PROGRAM, rpcperf_v5::VERSION);
     let client = server.call_back(caller, config);
-    let client = client.ok_or_else(|| Failure::Run("the client is not connected here".to_owned()))?;
+    let client = client.ok_or_else(|| Failure::Run("the client has no connection to this server".to_owned()))?;
     let mut target = ReverseTarget::new(client, run)?;
     run.test.run(&mut target, clock, run.length, &mut Progress::silent())
 }
@@ -152,7 +151,7 @@ struct ReverseTarget {
     client: Client,
     shape: Shape,
     slots: Vec<Payload>,
-    under_way: Vec<(u32, Pending)>,
+    outstanding: Vec<(u32, Pending)>,
     stamp: u32,
     idle: Idle,
 }
@@ -164,7 +163,7 @@ impl ReverseTarget {
         for _ in 0..run.outstanding {
             let sent = shape.sends_chunk().then(|| client.alloc(shape.size)).transpose();
             let mut sent: Option<Buf> = sent.map_err(|error| {
-                Failure::Run(format!("memory of the server for a payload of {} bytes: {error}", shape.size))
+                Failure::Run(format!("cannot allocate a payload of {} bytes on the server: {error}", shape.size))
             })?;
             if let Some(buf) = &mut sent {
                 service::fill(buf);
@@ -172,7 +171,7 @@ impl ReverseTarget {
             slots.push(Payload { chunk: sent, expected: 0 });
         }
         let idle = Idle::new(run.idle.policy()).yield_every(u32::from(run.yields));
-        Ok(Self { client, shape, slots, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
+        Ok(Self { client, shape, slots, outstanding: Vec::with_capacity(run.outstanding), stamp: 0, idle })
     }
 
     fn complete_call(&mut self, token: u32, result: CallResult, done: &mut Vec<u32>) -> Result<(), Failure> {
@@ -216,7 +215,7 @@ impl Target for ReverseTarget {
             call = call.read_chunk(4, sent);
         }
         let pending = self.client.start(call).map_err(|refused| call_failure(&refused.error))?;
-        self.under_way.push((token, pending));
+        self.outstanding.push((token, pending));
         Ok(())
     }
 
@@ -227,11 +226,11 @@ impl Target for ReverseTarget {
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
         let before = done.len();
         let mut at = 0;
-        while let Some((token, pending)) = self.under_way.get_mut(at) {
+        while let Some((token, pending)) = self.outstanding.get_mut(at) {
             match pending.try_take() {
                 Some(result) => {
                     let token = *token;
-                    self.under_way.remove(at);
+                    self.outstanding.remove(at);
                     self.complete_call(token, result, done)?;
                 }
                 None => at += 1,
@@ -245,8 +244,8 @@ impl Target for ReverseTarget {
             IdleStep::Spin => {}
             IdleStep::Yield => thread::yield_now(),
             // The oldest call usually completes first.
-            IdleStep::Sleep if !self.under_way.is_empty() => {
-                let (token, mut pending) = self.under_way.remove(0);
+            IdleStep::Sleep if !self.outstanding.is_empty() => {
+                let (token, mut pending) = self.outstanding.remove(0);
                 let result = pending.join();
                 self.complete_call(token, result, done)?;
             }

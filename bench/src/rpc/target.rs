@@ -14,7 +14,7 @@ use rpcrdma::{Address, CallError, Config, Services};
 
 use super::form::WireForm;
 use super::payload::{Payload, Shape};
-use super::procedure_runner::RunAtOnce;
+use super::procedure_runner::RunImmediately;
 use super::protocol::rpcperf_v5::{self, PROGRAM, Read, StartReverse, StopReverse, VERSION, Write};
 use super::protocol::{self, BulkPayload, ServerInfo};
 use super::reverse::{Outcome, ReverseRun};
@@ -65,7 +65,8 @@ pub(crate) struct RpcTarget {
     wire_form: WireForm,
     shape: Shape,
     kind: Preparation,
-    /// The payloads are so long that each call is flushed at once: the server works on it while the next is prepared.
+    /// The payloads are so long that each call is flushed immediately: the server works on it while the next is
+    /// prepared.
     flushes_each_call: bool,
     /// Bytes of inline arguments.
     args: usize,
@@ -132,7 +133,7 @@ impl RpcTarget {
         if let Some((_, info)) = &spec.reverse {
             let program = Program::new(info, None)?;
             config.memory.arenas.push(program.arena());
-            services = Some(program.services(&RunAtOnce { on_workers: false }));
+            services = Some(program.services(&RunImmediately { on_workers: false }));
         }
         let (mut client, _) = connect(address, config, spec.connect.clone(), services)?;
         let mut connections = vec![client.first()];
@@ -358,9 +359,9 @@ impl Target for RpcTarget {
         let reply = query::<StartReverse>(&mut self.client, &protocol::Run(&text));
         match reply.and_then(|reply| reply.results()).map_err(|error| Failure::run(REQUESTING_CALLS, error))? {
             0 => Err(Failure::Run("the server already calls another client".to_owned())),
-            most if most >= wanted => Ok(()),
-            most => Err(Failure::Run(format!(
-                "the server has at most {most} outstanding calls of its own, and {wanted} were requested: start it with -t {}, \
+            granted if granted >= wanted => Ok(()),
+            granted => Err(Failure::Run(format!(
+                "the server has at most {granted} outstanding calls of its own, and {wanted} were requested: start it with -t {}, \
                  half of which are for its own calls, and without --credits",
                 2 * wanted
             ))),

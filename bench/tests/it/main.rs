@@ -33,7 +33,7 @@ fn run_successfully(arguments: &[&str]) -> String {
     loop {
         let output = rpcperf(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         let stderr = String::from_utf8_lossy(&output.stderr);
-        let is_too_short = stderr.contains("done within the time that counts");
+        let is_too_short = stderr.contains("done within the measured time");
         match arguments.iter().position(|argument| argument == "-D") {
             Some(at) if is_too_short && output.status.code() == Some(1) => {
                 let seconds: f64 = arguments[at + 1].parse().expect("seconds");
@@ -114,7 +114,7 @@ fn memory_is_printed_and_stays_within_the_budget() {
     }
     let output = rpcperf(&["lat", "--loopback", "-n", "10"]);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(errors.matches("rpcperf: memory: ").count(), 2, "a line for each end: {errors}");
+    assert_eq!(errors.matches("rpcperf: memory: ").count(), 2, "expected a line for each end: {errors}");
     let refused = rpcperf(&["serve", "-q", "16384", "-t", "256"]);
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert!(
@@ -162,7 +162,7 @@ fn usage_errors_exit_with_2() {
         let output = rpcperf(wrong);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {stderr}");
-        assert!(!stderr.is_empty(), "{wrong:?} is explained");
+        assert!(!stderr.is_empty(), "no error message for {wrong:?}");
     }
 }
 
@@ -258,7 +258,7 @@ fn lat_measures_all_sizes_of_an_operation() {
         let sizes: Vec<u64> =
             report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
         let wanted: Vec<u64> = (1..24).map(|power| 1 << power).take_while(|&size| size <= largest).collect();
-        assert_eq!(sizes, wanted, "{op}: every power of two, once");
+        assert_eq!(sizes, wanted, "{op}: expected every power of two once");
     }
 }
 
@@ -277,7 +277,7 @@ fn the_error_names_the_longest_echo_that_works() {
 }
 
 #[test]
-fn every_variant_of_calls_ends() {
+fn every_rpc_option_set_completes() {
     for variant in [
         &["lat", "-n", "50", "-t", "7", "-q", "3"][..],
         &["lat", "-n", "50", "--rate", "20000", "-t", "4"],
@@ -317,7 +317,8 @@ fn every_variant_of_calls_ends() {
 
 /// Each operation on each fabric without devices: the option, the reported fabric, the operation.
 fn operations() -> impl Iterator<Item = (String, &'static str, &'static str)> {
-    // 127.0.0.0/8 is all loopback, and a process number has 22 bits, so the address is unique.
+    // 127.0.0.0/8 is all loopback, and a process number has 22 bits, so the address is unique. Its free upper bits are
+    // set, which also avoids 127.0.0.1.
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let address = format!("127.{}.{b}.{c}:20049", a | 0xC0);
     let fabrics = [("--loopback".to_owned(), "software"), (format!("--loopback=iwarp:{address}"), "iwarp")];
@@ -366,7 +367,7 @@ fn raw_tests_of_all_sizes_are_in_one_array() {
         let sizes: Vec<u64> =
             report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
         let wanted: Vec<u64> = (1..=sizes.len() as u32).map(|power| 1 << power).collect();
-        assert_eq!(sizes, wanted, "{op}: every power of two, once");
+        assert_eq!(sizes, wanted, "{op}: expected every power of two once");
         assert!(sizes.len() > 10);
         if let Some(largest) = largest {
             assert_eq!(sizes.last(), Some(&largest), "{op}");
@@ -375,7 +376,7 @@ fn raw_tests_of_all_sizes_are_in_one_array() {
 }
 
 #[test]
-fn every_variant_of_a_run_ends() {
+fn every_raw_option_set_completes() {
     for variant in [
         &["raw-lat", "--loopback", "-n", "50", "-t", "7", "-q", "3"][..],
         &["raw-lat", "--loopback", "-n", "50", "--op", "write", "-t", "5"],
@@ -428,9 +429,10 @@ fn a_missed_limit_exits_with_3() {
 }
 
 #[test]
-fn the_table_is_printed_beside_a_json_file() {
+fn json_to_a_file_keeps_the_table_on_stdout() {
     let path = scratch_path("report.json");
     let path_text = path.to_str().unwrap();
+    // The run must truncate a longer old file.
     std::fs::write(&path, "x".repeat(100_000)).unwrap();
     let table = run_successfully(&["raw-lat", "--loopback", "-n", "100", "-s", "2", "--json", path_text]);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -540,7 +542,7 @@ fn one_server_serves_many_clients() {
     for (wrong, code, expected) in [
         (&["lat", &address, "--inline", "8192"][..], 2, "--inline"),
         (&["bw", &address, "-s", "16M"], 2, "larger -s"),
-        (&["bw", &address, "--form", "long"], 2, "start it with --form long"),
+        (&["bw", &address, "--form", "long"], 2, "start the server with --form long"),
         (&["rate", &address, "--reverse", "-t", "1000"], 1, "start it with -t 2000"),
         (&["rate", &address, "-q", "300"], 1, "-q 300"),
     ] {
@@ -565,9 +567,9 @@ fn a_server_listens_at_several_addresses() {
     }
 }
 
-/// Sends a signal to a run that has printed its titles.
+/// Sends a signal to a run that has printed its header line.
 ///
-/// Returns its exit code, the lines that it prints after the titles, and its JSON.
+/// Returns its exit code, the lines that it prints after the header line, and its JSON.
 fn interrupt_run(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, Vec<String>, Value) {
     let _cores = lock_cores();
     let file = scratch_path(name);
@@ -579,9 +581,9 @@ fn interrupt_run(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, 
         .spawn()
         .expect("the program starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    let titles = lines.by_ref().map_while(Result::ok).find(|line| line.contains("#bytes"));
-    assert!(titles.is_some(), "{arguments:?}");
-    // The run prints the titles before its first operation, and takes a minute.
+    let header = lines.by_ref().map_while(Result::ok).find(|line| line.contains("#bytes"));
+    assert!(header.is_some(), "{arguments:?}");
+    // The header line precedes the first operation, so this waits until operations run. The run would take a minute.
     std::thread::sleep(std::time::Duration::from_secs(2));
     let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
     assert!(kill.success());

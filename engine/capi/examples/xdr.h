@@ -1,4 +1,4 @@
-// XDR (RFC 4506) of the examples: whole numbers and opaque data.
+// XDR (RFC 4506) functions of the examples: unsigned integers and opaque data.
 
 #ifndef EXAMPLE_XDR_H
 #define EXAMPLE_XDR_H
@@ -27,9 +27,10 @@ static inline unsigned char *xdr_put_u64(unsigned char *to, uint64_t value) {
     return xdr_put_u32(xdr_put_u32(to, (uint32_t)(value >> 32)), (uint32_t)value);
 }
 
-// Takes `len` bytes and their round-up, in place. Returns NULL if there are fewer.
+// Takes `len` bytes and their padding, in place. Returns NULL if there are fewer.
 static inline const unsigned char *xdr_bytes(struct xdr *from, size_t len) {
     const unsigned char *at = from->at;
+    // The first test avoids an overflow in xdr_padded.
     if (len > from->left || xdr_padded(len) > from->left)
         return NULL;
     from->at += xdr_padded(len);

@@ -1,4 +1,4 @@
-//! A call at the server, answered at once or later.
+//! A call at the server, answered immediately or later.
 #![forbid(unsafe_code)]
 
 use std::ffi::c_int;

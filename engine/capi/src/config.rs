@@ -28,7 +28,7 @@ const SOURCE: &str = "rpcrdma_config_set";
 #[derive(Default)]
 pub(crate) struct Knobs {
     settings: Settings,
-    /// The settings applied to the defaults of a server, and of a client's connects.
+    /// The defaults with the settings applied: shard, accept (server) and connect (client) configuration.
     applied: (Config, AcceptConfig, ConnectConfig),
     extra: ExtraKnobs,
     /// Memory of the application.
@@ -53,10 +53,12 @@ struct ExtraKnobs {
 impl ExtraKnobs {
     /// Sets the knob `name`. Returns `None` if it is not one of these knobs.
     fn set(&mut self, name: &str, text: &str) -> Option<Result<(), ApiFailure>> {
-        // As in a file, a text may stand in quotes, and `unset` restores the default.
+        // As in a file, a value may be quoted, and `unset` restores the default.
         let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
+        if text == UNSET && self.unset(name) {
+            return Some(Ok(()));
+        }
         Some(match name {
-            _ if text == UNSET && self.unset(name) => Ok(()),
             "server.shards" => number_in_range(name, text, 1..=MAX_THREADS).map(|count| self.shards = Some(count)),
             "server.cores" => {
                 let cores: Option<Vec<_>> = text.split(',').map(core_range).collect();
@@ -105,8 +107,11 @@ impl Knobs {
         let name = match &found[..] {
             [only] => only,
             [] => return Err(ApiFailure::argument(format_args!("{name}: no such knob (tuning.md lists all)"))),
-            several => {
-                return Err(ApiFailure::argument(format_args!("{name}: ambiguous: expected {}", several.join(" or "))));
+            candidates => {
+                return Err(ApiFailure::argument(format_args!(
+                    "{name}: ambiguous: expected {}",
+                    candidates.join(" or ")
+                )));
             }
         };
         let mut extra = self.extra.clone();
@@ -121,7 +126,7 @@ impl Knobs {
         set.map_err(|error| setting_failure(error, Some(name)))
     }
 
-    /// Replaces the extra knobs, of which `name` was set, unless they contradict the settings.
+    /// Stores `extra`, in which the knob `name` is new. Fails if it contradicts the settings.
     fn replace_extra(&mut self, name: &str, extra: ExtraKnobs) -> Result<(), ApiFailure> {
         if name == HOST_KEY {
             let mut config = self.applied.0.clone();
@@ -156,7 +161,7 @@ impl Knobs {
                 extra.set(name, &text).unwrap_or(Ok(())).map_err(add_path)?;
             }
         }
-        // The file may contradict an earlier setting, whose failure does not name the file.
+        // If the file contradicts an earlier setting, the error does not name the file, so it is added.
         self.apply(next, &extra.host_auth).map_err(|failure| {
             let name = path.display().to_string();
             if failure.text().starts_with(&name) { failure } else { failure.with_subject(name) }
@@ -190,27 +195,34 @@ impl Knobs {
         let cores = self.extra.cores.as_ref().map(Vec::len);
         let shards = self.extra.shards.or(cores).unwrap_or(addresses);
         let workers = Some(self.extra.workers).filter(|count| *count > 0);
-        let wrong = |text: String| Err(ApiFailure::argument(text));
-        if shards < addresses || cores.is_some_and(|cores| cores != shards) {
-            let cores = cores.map_or_else(String::new, |cores| format!(", server.cores names {cores} cores"));
-            return wrong(format!(
-                "server.shards is {shards}{cores}: expected at least a shard for each of {addresses} addresses, and as \
-                 many cores as shards"
-            ));
+        if shards < addresses {
+            let knob = if self.extra.shards.is_some() { "server.shards" } else { "the number of server.cores" };
+            return Err(ApiFailure::argument(format_args!(
+                "{addresses} addresses need at least {addresses} shards, but {knob} is {shards}"
+            )));
+        }
+        if let Some(cores) = cores.filter(|cores| *cores != shards) {
+            return Err(ApiFailure::argument(format_args!(
+                "server.shards is {shards}, but the number of server.cores is {cores}: expected a core for each shard"
+            )));
         }
         if let (Some(name), None) = (services.on_workers(), workers) {
-            return wrong(format!("{name} has RPCRDMA_ON_WORKERS, and server.workers is 0"));
+            return Err(ApiFailure::argument(format_args!(
+                "{name} has RPCRDMA_ON_WORKERS, but server.workers is 0: set it to 1 or more"
+            )));
         }
         if services.has_task() && workers.is_some() {
-            return wrong("server.workers is set, and the services have a task (rpcrdma_services_task)".to_owned());
+            return Err(ApiFailure::argument(
+                "server.workers is set, but the services have a task (rpcrdma_services_task): leave it at 0",
+            ));
         }
-        if let Some(folder) = self.extra.stats.as_deref().and_then(Path::parent)
-            && !folder.as_os_str().is_empty()
-            && !folder.exists()
+        if let Some(directory) = self.extra.stats.as_deref().and_then(Path::parent)
+            && !directory.as_os_str().is_empty()
+            && !directory.exists()
         {
             return Err(ApiFailure::new(
                 Errno::NOENT,
-                format_args!("server.stats: folder {} does not exist", folder.display()),
+                format_args!("server.stats: directory {} does not exist", directory.display()),
             ));
         }
         Ok(ServerConfig {
@@ -274,9 +286,9 @@ impl Knobs {
 /// Prefix of the names of a client's own knobs.
 const CONNECT: &str = "connect.";
 
-/// The failure of a setting: its source, unless that is `rpcrdma_config_set`, then the knob, and the cause.
+/// Formats an error as `SOURCE: KNOB: CAUSE`, without the source if it is `rpcrdma_config_set`.
 ///
-/// `set` is the knob that `rpcrdma_config_set` sets. The cause may name another one.
+/// `set` is the knob given to that function. The cause may name another one.
 #[cold]
 fn setting_failure(error: SettingError, set: Option<&str>) -> ApiFailure {
     let (source, text) = match error {
@@ -392,6 +404,7 @@ impl AuthSysUser {
     ///
     /// Each client has its own stamp, so that servers tell its retransmitted calls from those of other clients.
     fn credential(&self) -> Credential {
+        // `RandomState` has a random seed, so the stamps of a process's clients differ.
         let stamp = RandomState::new().hash_one(std::process::id()) as u32;
         let host = rustix::system::uname();
         let sys = AuthSys::new(stamp, host.nodename().to_bytes(), self.uid, self.gid);
@@ -434,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_no_host_permits_is_refused_when_it_is_set() {
+    fn an_out_of_range_value_is_refused_when_set() {
         let (many, long) = (format!("0:0:{}", ["1"; 17].join(",")), "/".repeat(108));
         for (name, value, text) in [
             (
@@ -498,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_begins_with_the_knob_that_was_set() {
+    fn an_error_begins_with_the_knob_that_was_set() {
         for (name, value) in [
             ("nothing", "1"),
             ("wire.revision", "1"),
@@ -555,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_is_lifted_again_leaves_the_defaults() {
+    fn a_budget_that_is_removed_leaves_the_defaults() {
         let mut knobs = Knobs::default();
         for (name, value) in [("limits.max_calls", "64"), ("memory.budget", "64MiB"), ("memory.budget", "0")] {
             assert!(knobs.set(name, value).is_ok(), "{name}");
@@ -593,7 +606,8 @@ mod tests {
         let mut services = ServiceTable::default();
         assert!(services.add(ProgramVersion { program: 0x2000_0001, version: 3 }, &entry).is_ok());
         let failure = Knobs::default().server(1, &services).expect_err("no workers");
-        let text = "procedure 7 of program 0x20000001, version 3 has RPCRDMA_ON_WORKERS, and server.workers is 0";
+        let text = "procedure 7 of program 0x20000001, version 3 has RPCRDMA_ON_WORKERS, but server.workers is 0: \
+                    set it to 1 or more";
         assert_eq!(failure.text(), text);
     }
 

@@ -112,7 +112,7 @@ pub(crate) fn connect_error_code(reason: &CloseReason) -> Errno {
     limit.unwrap_or_else(|| match reason.kind() {
         _ if reason.is_bad_address() => Errno::INVAL,
         _ if reason.is_unreachable() => Errno::CONNREFUSED,
-        _ if reason.is_out_of_receives() => Errno::AGAIN,
+        _ if reason.is_server_full() => Errno::AGAIN,
         CloseReasonKind::TimedOut => Errno::TIMEDOUT,
         CloseReasonKind::PeerFault => Errno::PROTO,
         CloseReasonKind::NotAuthenticated => Errno::KEYREJECTED,

@@ -48,7 +48,7 @@ const FREED: u64 = 2;
 /// Bits of the tag in a handle and its mark, by which the handles of a slot differ.
 const TAG: u64 = 0xffff << 48;
 const TAG_SHIFT: u32 = TAG.trailing_zeros();
-/// Free slots that move between a thread and the shared list at once.
+/// Free slots that move between a thread and the shared list together.
 const BATCH: usize = 64;
 
 /// A free slot.
@@ -470,7 +470,7 @@ unsafe fn end_handle<K: HandleKind>(pointer: *mut K) -> Result<&'static HandleSl
     let (slot, live) = (lent.slot, lent.live);
     if !slot.is_boxed {
         return Err(ApiFailure::argument(format_args!(
-            "{}: the handle ends with the callback that got it, and cannot be freed",
+            "{}: the handle becomes invalid when the callback that got it returns, and cannot be freed",
             K::NAME
         )));
     }
@@ -510,7 +510,7 @@ impl<K: HandleKind> Drop for LentHandle<'_, K> {
     }
 }
 
-/// The value of a handle that any number of threads may use at once.
+/// The value of a handle that any number of threads may use concurrently.
 ///
 /// # Errors
 /// See [`lend`]. Shared handles are never busy.

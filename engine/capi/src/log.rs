@@ -59,7 +59,11 @@ pub(crate) fn install(sink: LogSink, highest: c_int) -> Result<(), ApiFailure> {
         2 => LevelFilter::Warn,
         3 => LevelFilter::Info,
         4 => LevelFilter::Debug,
-        _ => return Err(ApiFailure::argument(format_args!("most is {highest}: expected 0 (no lines) to 4 (debug)"))),
+        _ => {
+            return Err(ApiFailure::argument(format_args!(
+                "max_level is {highest}: expected 0 (no lines) to 4 (debug)"
+            )));
+        }
     };
     LOG_SINK.set(sink).map_err(|_| ApiFailure::new(Errno::BUSY, "rpcrdma_log was called before"))?;
     let sink = LOG_SINK.get().ok_or_else(|| ApiFailure::new(Errno::BUSY, "no log"))?;

@@ -29,13 +29,13 @@ impl BufferMemory {
         }
     }
 
-    /// Moves the window.
-    pub(crate) fn set_window(&mut self, start: usize, len: usize) -> Result<(), ApiFailure> {
+    /// Restricts the buffer to a range of its bytes.
+    pub(crate) fn set_range(&mut self, start: usize, len: usize) -> Result<(), ApiFailure> {
         let capacity = match self {
             Self::Owned(buf) => buf.capacity(),
             Self::Shared(bytes) | Self::OfShard(bytes) => bytes.len(),
         };
-        check_window(start, len, capacity)?;
+        check_range(start, len, capacity)?;
         match self {
             Self::Owned(buf) => buf.set_window(start, len),
             Self::Shared(bytes) | Self::OfShard(bytes) => *bytes = bytes.part(start, len),
@@ -77,7 +77,7 @@ impl BufferMemory {
     }
 }
 
-fn check_window(start: usize, len: usize, capacity: usize) -> Result<(), ApiFailure> {
+fn check_range(start: usize, len: usize, capacity: usize) -> Result<(), ApiFailure> {
     match start.checked_add(len) {
         Some(end) if end <= capacity => Ok(()),
         _ => Err(ApiFailure::argument(format_args!(
@@ -171,7 +171,7 @@ impl AdoptedArena {
         let bytes = results.ok_or_else(|| {
             ApiFailure::new(Errno::BUSY, "the arena is for Read chunks (reads_into), or has 4 GiB or more")
         })?;
-        check_window(start, len, bytes.len())?;
+        check_range(start, len, bytes.len())?;
         let part = bytes.part(start, len);
         Ok(BufferMemory::Shared(match release {
             Some(release) => part.with_owner(release),

@@ -10,7 +10,11 @@ const NAMES: &[(&str, &str)] = &[
         "max_reply of rpcrdma_procedure",
     ),
     ("Procedure::max_reply", "max_reply of rpcrdma_procedure"),
-    ("ClientConfig::credential, or another function of Procedure::cached or typed::ProgramCache", "client.auth_sys"),
+    (
+        "ClientConfig::credential at the client, or pass Procedure::cached or typed::ProgramCache a function that \
+         identifies it",
+        "client.auth_sys at the client",
+    ),
     ("Procedure::cached", "RPCRDMA_CACHED"),
     ("Procedure::read_chunks", "read_chunks and max_read of rpcrdma_procedure"),
     ("Procedure::write_chunks", "write_chunks and max_write of rpcrdma_procedure"),
@@ -133,8 +137,8 @@ mod tests {
         }
     }
 
-    fn check(folder: &Path, found: &mut Vec<String>, text_count: &mut usize) {
-        for entry in fs::read_dir(folder).expect("a folder").flatten() {
+    fn check(directory: &Path, found: &mut Vec<String>, text_count: &mut usize) {
+        for entry in fs::read_dir(directory).expect("a directory").flatten() {
             let path = entry.path();
             if path.is_dir() && !path.ends_with("tests") {
                 check(&path, found, text_count);

@@ -52,10 +52,10 @@ pub struct rpcrdma_write_chunk {
 ///
 /// # Ownership
 /// The functions that take a request copy it and the arguments. If the call starts, they also take the buffers of its
-/// chunks, whose handles end. After the call, `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk`
-/// return the buffers. The exception is a call of version 2 that the library retransmits because the server accepts no
-/// chunks or fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are
-/// in other buffers.
+/// chunks, and the handles of these buffers become invalid. After the call, `rpcrdma_reply_take_read_chunk` and
+/// `rpcrdma_reply_take_write_chunk` return the buffers. The exception is a call of version 2 that the library
+/// retransmits because the server accepts no chunks or fewer Read chunks, or wants a longer Write chunk: the lent
+/// buffers return to the pool, and the results are in other buffers.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_request {
@@ -82,7 +82,7 @@ pub struct rpcrdma_request {
     pub write_chunks: *const rpcrdma_write_chunk,
     /// Number of Write chunks.
     pub write_count: usize,
-    /// Room for inline results in bytes; 0: what fits into one message; rely on 256 bytes only.
+    /// Bytes to reserve for inline results. With 0, the results must fit into one message; 256 bytes always do.
     ///
     /// More may arrive, so check the length of the results.
     pub max_reply: usize,
@@ -91,8 +91,8 @@ pub struct rpcrdma_request {
     /// The thread that runs the connection ends the call. For a polled server that calls back, that is the
     /// application's own thread, and the time-out comes with the next poll. A call that timed out or was cancelled
     /// keeps its credit and the memory of its chunks until the server answers it, or the connection ends. The
-    /// connection ends if such calls hold all credits, or `limits.max_abandoned` (32) of them are unanswered, for
-    /// `timeouts.progress`.
+    /// connection ends after `timeouts.progress` in which such calls held all credits, or in which
+    /// `limits.max_abandoned` (32) of them were unanswered.
     pub timeout: c_int,
 }
 
@@ -182,8 +182,8 @@ impl CallStarter for NonBlocking<'_> {
 /// The request is null or invalid, or the client has no memory for the call. The buffers of the request are untouched.
 ///
 /// # Safety
-/// `request` is null, or has as many bytes as its `size` says, and its pointers have as many items as it says. For its
-/// buffers see [`take`].
+/// `request` is null, or points to `size` readable bytes, and each of its arrays has its stated length. For its buffers
+/// see [`take`].
 #[inline(always)]
 pub(crate) unsafe fn start<C: CallStarter>(
     client: &mut C,
@@ -232,7 +232,7 @@ unsafe fn start_sized<C: CallStarter>(client: &mut C, request: &rpcrdma_request)
 /// Its size is not that of any version, or it uses fields that only a later version has.
 ///
 /// # Safety
-/// The request has as many bytes as its `size` says.
+/// The request has `size` readable bytes.
 #[cold]
 #[inline(never)]
 unsafe fn read_other_version(request: *const rpcrdma_request) -> Result<rpcrdma_request, ApiFailure> {
@@ -377,9 +377,9 @@ unsafe fn read_chunk_memory<C: CallStarter>(
 /// Read chunks and Write chunks of a request.
 type RequestChunks<'a> = (&'a [rpcrdma_read_chunk], &'a [rpcrdma_write_chunk]);
 
-/// Takes the memory of a chunk's buffer, whose handle ends.
+/// Takes the memory of a chunk's buffer, and invalidates the buffer's handle.
 ///
-/// All buffers of the request are checked before the first one ends.
+/// All buffers of the request are checked before the first handle becomes invalid.
 ///
 /// # Safety
 /// See [`take`].

@@ -41,20 +41,20 @@ use crate::types::{rpcrdma_arena, rpcrdma_call};
 /// The call, its arguments and the room for results are valid until the handler returns.
 ///
 /// # Threads
-/// The handler runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it at once.
+/// The handler runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it concurrently.
 ///
 /// # Returns
-/// - 0: the results are complete. If a function failed to write a part of the results, and no later function wrote that
-///   part, 0 has the effect of the failed function's code.
+/// - 0: the results are complete. But if a function failed to write a part of the results, and no later function wrote
+///   that part, 0 is treated as the failed function's code.
 /// - an `RPCRDMA_` status: refuses the call with it.
 /// - -EMSGSIZE, if the last function that failed to write results of this call returned it because the caller's Write
-///   chunk is shorter than a result that `max_write` allows: a transport error, after which a client of version 2
-///   retransmits the call with a longer chunk. In version 1 the call fails with EPROTO.
+///   chunk is shorter than a result that `max_write` allows: the caller gets a transport error. In version 2 its client
+///   retransmits the call with a longer chunk; in version 1 the call fails with EPROTO.
 /// - -ENOENT, if that function returned it because the caller does not offer a Write chunk that the procedure declares:
-///   GARBAGE_ARGS.
-/// - any other negative code, including one that no such function returned: SYSTEM_ERR, and the log has the cause, or
-///   the code.
-/// - any other number: SYSTEM_ERR, and the log has the number.
+///   the caller gets GARBAGE_ARGS.
+/// - any other negative code, including one that no such function returned: the caller gets SYSTEM_ERR, and the log has
+///   the cause, or the code.
+/// - any other number: the caller gets SYSTEM_ERR, and the log has the number.
 pub type rpcrdma_handler = Option<
     unsafe extern "C-unwind" fn(
         context: *mut c_void,
@@ -87,9 +87,10 @@ pub const RPCRDMA_ON_WORKERS: u32 = 1;
 /// Calls of the procedure have a duplicate request cache.
 ///
 /// A call that is retransmitted to the same server does not run again. A new server process starts with an empty
-/// cache. The cache tells clients apart by credential, as `client.auth_sys` sets it, and host: each client of this
-/// library has a stamp of its own. Calls without a credential run again. A cached procedure has no Write chunks. The
-/// cache has the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
+/// cache. The cache identifies a client by its host and its credential (`client.auth_sys`). Each client of this library
+/// has its own stamp in the credential, so that two clients of one process are distinct. Calls without a credential run
+/// again. A cached procedure has no Write chunks. The cache has the default sizes of `DuplicateRequestCacheConfig` in
+/// `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
 /// Calls have no reply, and end once they are sent.
 ///
@@ -99,10 +100,10 @@ pub const RPCRDMA_CACHED: u32 = 2;
 pub const RPCRDMA_ONE_WAY: u32 = 4;
 /// Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;
-/// Reduced arguments have no length among the inline arguments.
+/// The inline arguments have no length word for an argument in a Read chunk.
 ///
-/// Without this flag, the library compares the length in front of each Read chunk's position with the chunk, and
-/// refuses a call with GARBAGE_ARGS if they differ.
+/// Without this flag, the library compares the length word before each Read chunk's position with the length of the
+/// chunk, and refuses a call with GARBAGE_ARGS if they differ.
 pub const RPCRDMA_UNCOUNTED: u32 = 16;
 
 /// A procedure of a table.
@@ -122,7 +123,7 @@ pub struct rpcrdma_procedure {
     pub deferred: rpcrdma_deferred_handler,
     /// First argument of the handler. Any thread may use it.
     pub context: *mut c_void,
-    /// Minimum room for inline results, in bytes: up to 1 GiB; 0 means 256.
+    /// Bytes that the inline results of a reply may have, up to 1 GiB; 0 means 256. The library may provide more room.
     pub max_reply: usize,
     /// Maximum Read chunks of a call, up to 4. They are its eligible arguments (RFC 8166 §6).
     pub read_chunks: u32,
@@ -167,7 +168,7 @@ pub(crate) struct CallbackContext(*mut c_void);
 
 // SAFETY: the interface says that functions get it on any thread.
 unsafe impl Send for CallbackContext {}
-// SAFETY: the interface says that several threads may use it at once.
+// SAFETY: the interface says that several threads may use it concurrently.
 unsafe impl Sync for CallbackContext {}
 
 impl CallbackContext {
@@ -621,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_configuration_permits_are_refused_at_once() {
+    fn sizes_that_no_configuration_permits_are_refused_immediately() {
         let arena: *mut rpcrdma_arena = new_handle(adopted());
         let (buffer, chunk) = (LONGEST_BUFFER + 1, LONGEST_CHUNK + 1);
         let reads = |max_read| rpcrdma_procedure { read_chunks: 1, max_read, ..entry() };

@@ -1,6 +1,6 @@
-//! A server with threads of its own, whose handle outlives it.
+//! A handle of a server with its own threads.
 //!
-//! Handlers may use the handle until they have ended.
+//! The handle stays valid while the server ends, so running handlers may use it.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::failure::ApiFailure;
 
-/// A server with threads of its own, until it ends.
+/// A server with threads of its own, which is taken out of here when it ends.
 pub(crate) struct ThreadedServer {
     server: Mutex<Option<Arc<Server>>>,
     /// Makes clients on the server's connections, also while the server ends.
@@ -25,7 +25,7 @@ impl ThreadedServer {
         Self { server: Mutex::new(Some(Arc::new(server))), call_backs }
     }
 
-    /// The server, for the running function.
+    /// Returns the server for the duration of one API call.
     ///
     /// # Errors
     /// EBADF: the server is ending.

@@ -23,7 +23,7 @@ pub struct rpcrdma_config(());
 pub struct rpcrdma_services(());
 /// A server with threads of its own.
 ///
-/// Any number of threads may use it at once.
+/// Any number of threads may use it concurrently.
 pub struct rpcrdma_server(());
 /// A server that the application polls.
 ///
@@ -33,9 +33,9 @@ pub struct rpcrdma_local_server(());
 ///
 /// Only the handler of a call may use it. A deferred call may be used by any thread, one at a time.
 pub struct rpcrdma_call(());
-/// A client whose connection another thread runs.
+/// A client whose connection runs on a background thread.
 ///
-/// That thread is the client's own, or a server's. One thread at a time uses the client.
+/// The client has this thread for itself, or shares a server's. One application thread at a time uses the client.
 pub struct rpcrdma_client(());
 /// A client that the application polls.
 ///
@@ -51,7 +51,7 @@ pub struct rpcrdma_reply(());
 pub struct rpcrdma_buffer(());
 /// Memory that the application has mapped.
 ///
-/// Any number of threads may use it at once.
+/// Any number of threads may use it concurrently.
 pub struct rpcrdma_arena(());
 
 macro_rules! kinds {

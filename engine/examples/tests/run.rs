@@ -14,7 +14,7 @@ fn run_program(program: &str, args: &[&str]) -> String {
 
 /// Each example: its name, its program, and the start of its last output line.
 const EXAMPLES: &[(&str, &str, &str)] = &[
-    ("async_client", env!("CARGO_BIN_EXE_async_client"), "16 blocks read at once"),
+    ("async_client", env!("CARGO_BIN_EXE_async_client"), "16 blocks read concurrently"),
     ("bulk", env!("CARGO_BIN_EXE_bulk"), "8 blocks of 1048576 bytes written and read"),
     ("callback", env!("CARGO_BIN_EXE_callback"), "the client received value 3"),
     ("deferred", env!("CARGO_BIN_EXE_deferred"), "answered in the order [3, 2, 1, 0]"),

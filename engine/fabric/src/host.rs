@@ -82,10 +82,10 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     // The kind is `Unreachable`, because another attempt may find the name.
     let mut found = (host, port).to_socket_addrs().map_err(|e| {
         let expected = "expected HOST:PORT, such as 10.0.0.1:20049 or [fd00::1]:20049";
-        let detail = format_args!("address {text:?}: looking up {host:?}: {e}; {expected}");
+        let detail = format_args!("address `{text}`: looking up `{host}`: {e}; {expected}");
         FabricError::new(FabricErrorKind::Unreachable, detail)
     })?;
-    let found = found.next().ok_or_else(|| FabricError::address(text, format_args!("{host:?} has no address")))?;
+    let found = found.next().ok_or_else(|| FabricError::address(text, format_args!("`{host}` has no address")))?;
     if matches!(found.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) {
         let detail = "a link-local address does not identify a host; give the interface a global or a unique local \
                       address (ip addr add fd00::1/64 dev NETDEV), and use that";

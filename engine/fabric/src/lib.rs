@@ -226,7 +226,7 @@ pub struct WindowId {
 pub enum Source {
     /// Memory of this call alone.
     Lent(Lent),
-    /// Immutable memory that many calls may send at once.
+    /// Immutable memory that many calls may send concurrently.
     Frozen(Frozen),
 }
 
@@ -689,7 +689,7 @@ pub trait Fabric: Sized {
     /// Wakes [`wait`](Self::wait) from another thread.
     fn waker(&self) -> Waker;
     /// The descriptor of [`wait`](Self::wait), for an external event loop. While the device is [armed](Self::arm) it is
-    /// readable when a wait would return at once.
+    /// readable when a wait would return immediately.
     fn descriptor(&self) -> BorrowedFd<'_>;
     /// Longest sleep on the descriptor of an armed device; `None` if unlimited. [`wait`](Self::wait) observes this
     /// limit itself.

@@ -30,7 +30,7 @@ impl ReceivedBuf {
         if fill(&mut buf) { Ok(Self(buf)) } else { Err(buf) }
     }
 
-    /// A buffer whose whole window was filled, by gathering or RDMA Read.
+    /// A buffer whose whole range was filled, by gathering or RDMA Read.
     #[inline]
     pub fn whole(buf: Buf) -> Self {
         Self(buf)

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serializer};
 /// The text of `Duration::MAX`, which means no limit.
 const NEVER: &str = "never";
 
-/// A time as text.
+/// A time as text. An untagged enum, because only there `expecting` replaces serde's error text.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a time such as \"10s\" or \"5ms\"")]
 enum Time {
@@ -57,7 +57,7 @@ impl Size {
                 size.map_err(|_| E::custom(EXPECTED_SIZE))?.as_u64()
             }
         };
-        T::try_from(bytes).map_err(|_| E::custom(EXPECTED_SIZE))
+        T::try_from(bytes).map_err(|_| E::custom(format_args!("a size of {bytes} bytes is too large")))
     }
 }
 

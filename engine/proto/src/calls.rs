@@ -41,9 +41,10 @@ enum OutboundState {
 struct OutboundSlot {
     xid: u32,
     state: OutboundState,
-    /// The flag [`TRIED`] and the age in runs of [`age`](CallTable::age), in one byte, so that one store resets both.
+    /// The flag [`TRIED`] and the age in runs of [`report_overdue`](CallTable::report_overdue), in one byte, so that
+    /// one store resets both.
     marks: u8,
-    /// The caller's name for the call, as [`age`](CallTable::age) returns it.
+    /// The caller's name for the call, such as the number of its procedure.
     name: u16,
     /// The caller's own number for the call. In a free slot, the next free slot or [`NO_SLOT`].
     token: u64,
@@ -157,9 +158,9 @@ impl CallTable {
         Ok(call)
     }
 
-    /// Makes all calls one run older. Returns the names of calls that have reached the age [`OLD`] without an answer,
-    /// each once.
-    pub(super) fn age(&mut self) -> Vec<u16> {
+    /// Makes all calls one run older. Returns the names of calls that have now reached the age [`OLD`] without an
+    /// answer, so that each is reported once.
+    pub(super) fn report_overdue(&mut self) -> Vec<u16> {
         let mut old = Vec::new();
         if self.is_empty() {
             return old;

@@ -31,7 +31,7 @@ with_defaults! {
         /// Calls in the reverse direction that this client accepts.
         pub reverse: ReverseSupport = ReverseSupport::None,
         /// Whether a pure grant waits until half the credit limit is unreported. Another message may carry the credits
-        /// meanwhile. If false, each received message is reported at once.
+        /// meanwhile. If false, each received message is reported immediately.
         pub coalesce_grants: bool = true,
         /// Start of the XIDs. It should differ from connection to connection.
         pub xid_seed: u32 = 0,

@@ -93,7 +93,7 @@ pub struct Credits {
 
 impl Credits {
     /// A new connection, at its client or at its server. `credit_limit` is clamped to its bounds; without
-    /// `coalesce` each message is reported at once.
+    /// `coalesce` each message is reported immediately.
     pub fn new(credit_mode: CreditMode, server: bool, credit_limit: u32, coalesce: bool) -> Self {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
         // Only a client has a credit without a grant.

@@ -89,14 +89,15 @@ pub enum Outgoing {
         /// Maximum length of the message in bytes.
         room: usize,
     },
-    /// A pure grant, which is a header only. It stays due until it is written, or another message carries the credits.
+    /// A pure grant, which is a header only. [`Connection::poll_transmit`] returns it until it is written, or another
+    /// message carries the credits.
     Grant {
-        /// Whether the peer needs the credits. Otherwise the grant is a keep-alive.
+        /// Whether the peer needs the credits; false for a keep-alive.
         due: bool,
     },
 }
 
 impl Outgoing {
-    /// Maximum length in bytes of a pure grant, and of an error.
+    /// Maximum length in bytes of a pure grant or an error message.
     pub const SHORT: usize = 64;
 }

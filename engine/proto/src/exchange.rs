@@ -91,7 +91,7 @@ pub enum ChangeOutcome {
 /// This end's decision about a value that the peer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Already in effect before the answer, because the peer relies on it at once.
+    /// Already in effect before the answer, because the peer relies on it immediately.
     Done,
     /// Rejected.
     Rejected,

@@ -22,33 +22,34 @@ struct InboundSlot {
     xid: u32,
     /// Generation of the current call, or of the next.
     generation: u32,
-    /// In a free slot, the next free slot or [`NO_SLOT`]; in a used slot, [`SERVED`] or [`WITH_CHUNKS`].
+    /// In a free slot, the next free slot or [`NO_SLOT`]; in a used slot, [`IN_SERVICE`] or [`WITH_CHUNKS`].
     next: u32,
 }
 
-/// No slot has these numbers.
+/// [`InboundSlot::next`] of the last free slot. No slot has this index, nor one of the two below.
 const NO_SLOT: u32 = u32::MAX;
-const SERVED: u32 = u32::MAX - 1;
-/// A served call that has a chunk list.
+/// [`InboundSlot::next`] of a call in service without chunk lists.
+const IN_SERVICE: u32 = u32::MAX - 1;
+/// [`InboundSlot::next`] of a call in service with a chunk list.
 const WITH_CHUNKS: u32 = u32::MAX - 2;
 
-/// The peer's calls. There are two slots per concurrent call, because version 1 tolerates twice as many calls. Free
-/// slots form a list, with the last freed slot first.
+/// The peer's calls. There are two slots per concurrent call, because in version 1 a peer may have twice as many calls
+/// as credits. Free slots form a list, with the last freed slot first.
 #[derive(Debug)]
 pub struct InboundTable {
     slots: Vec<InboundSlot>,
     /// The first free slot, or [`NO_SLOT`].
     free: u32,
-    /// Slots of calls that are served.
-    served: usize,
-    /// Served calls with chunk lists.
+    /// Calls in service, which are not answered yet.
+    in_service: usize,
+    /// Calls in service with chunk lists.
     with_chunks: usize,
 }
 
 impl InboundTable {
     /// A table for `calls` concurrent calls.
     pub(super) fn new(calls: usize) -> Self {
-        let mut table = Self { slots: Vec::new(), free: NO_SLOT, served: 0, with_chunks: 0 };
+        let mut table = Self { slots: Vec::new(), free: NO_SLOT, in_service: 0, with_chunks: 0 };
         table.grow_to(calls);
         table
     }
@@ -65,13 +66,13 @@ impl InboundTable {
         // In a full table `free` is `NO_SLOT`, which is no index.
         let slot = self.slots.get_mut(index as usize)?;
         self.free = slot.next;
-        (slot.xid, slot.next) = (xid, if has_chunks { WITH_CHUNKS } else { SERVED });
-        self.served += 1;
+        (slot.xid, slot.next) = (xid, if has_chunks { WITH_CHUNKS } else { IN_SERVICE });
+        self.in_service += 1;
         self.with_chunks += usize::from(has_chunks);
         Some(InboundId { index, generation: slot.generation })
     }
 
-    /// The XID of a call that is served.
+    /// The XID of a call in service.
     pub(super) fn xid(&self, id: InboundId) -> Option<u32> {
         let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
         Some(slot.xid)
@@ -88,15 +89,15 @@ impl InboundTable {
         self.with_chunks -= usize::from(slot.next == WITH_CHUNKS);
         slot.next = self.free;
         self.free = id.index;
-        self.served -= 1;
+        self.in_service -= 1;
         Some(slot.xid)
     }
 
     /// Whether the peer sent this call twice, and both are in service.
     pub fn is_duplicate(&self, id: InboundId) -> bool {
         let Some(xid) = self.xid(id) else { return false };
-        let served = |slot: &&InboundSlot| matches!(slot.next, SERVED | WITH_CHUNKS);
-        self.slots.iter().filter(served).filter(|slot| slot.xid == xid).count() > 1
+        let in_service = |slot: &&InboundSlot| matches!(slot.next, IN_SERVICE | WITH_CHUNKS);
+        self.slots.iter().filter(in_service).filter(|slot| slot.xid == xid).count() > 1
     }
 
     /// Grows the table to `calls` concurrent calls. It never shrinks.
@@ -105,8 +106,8 @@ impl InboundTable {
         let old = self.slots.len();
         if capacity > old {
             // New slots are used first, the lowest before the others.
-            let next = |slot| if slot == capacity { self.free } else { slot as u32 };
-            self.slots.extend((old + 1..=capacity).map(|slot| InboundSlot { xid: 0, generation: 1, next: next(slot) }));
+            let next = |slot: usize| if slot + 1 == capacity { self.free } else { slot as u32 + 1 };
+            self.slots.extend((old..capacity).map(|slot| InboundSlot { xid: 0, generation: 1, next: next(slot) }));
             self.free = old as u32;
         }
     }
@@ -114,7 +115,7 @@ impl InboundTable {
     /// Unanswered calls, including those with queued replies.
     #[inline]
     pub fn len(&self) -> usize {
-        self.served
+        self.in_service
     }
 
     /// Unanswered calls that came with chunk lists.

@@ -23,8 +23,8 @@ use crate::wire::EncodeError;
 /// ```
 ///
 /// A call with more than [`MAX_CHUNKS`] Read or Write chunks does not start
-/// ([`CallError::Invalid`](crate::CallError::Invalid)). The buffers beyond the limit return to their pool at once, all
-/// others return with the [`FailedCall`](crate::FailedCall).
+/// ([`CallError::Invalid`](crate::CallError::Invalid)). The buffers beyond the limit return to their pool immediately,
+/// all others return with the [`FailedCall`](crate::FailedCall).
 #[must_use]
 #[derive(Debug)]
 pub struct ClientCall {
@@ -133,7 +133,7 @@ impl ClientCall {
 
     /// Changes the chunk memory of the call.
     ///
-    /// The call is taken apart, so that it stays in registers: an unwinding drop would need it as one value in memory.
+    /// Destructures the call, because otherwise dropping it while unwinding would force it into memory.
     #[inline(always)]
     fn with_buffers(self, change: impl FnOnce(&mut CallBuffers)) -> Self {
         let Self { message, mut memory, .. } = self;
@@ -141,7 +141,7 @@ impl ClientCall {
         Self { message, memory, ..self }
     }
 
-    /// Adds a Read chunk: an argument from a buffer's window.
+    /// Adds a Read chunk: sends the bytes of `data` as an argument.
     ///
     /// The chunk is the argument at byte `at` of the arguments (a multiple of 4), without XDR round-up. The buffer must
     /// come from the client's own `alloc`.
@@ -159,12 +159,12 @@ impl ClientCall {
     #[doc(alias("chunk list", "write list", "reply chunk"))]
     pub fn write_chunk(self, len: u32) -> Self {
         self.with_buffers(|memory| match memory.results() {
-            index @ ..MAX_CHUNKS => memory.wanted.push((index, len)),
+            index @ ..MAX_CHUNKS => memory.unallocated_writes.push((index, len)),
             _ => memory.too_many = true,
         })
     }
 
-    /// Offers a buffer's window as a Write chunk for the next result.
+    /// Offers the bytes of `room` as a Write chunk for the next result.
     ///
     /// The buffer must come from the client's own `alloc`.
     #[inline]
@@ -177,7 +177,7 @@ impl ClientCall {
 
     /// Reserves room for results of up to `bytes` bytes.
     ///
-    /// Results that exceed one message need this room.
+    /// This is required if the results may exceed one message.
     #[inline]
     pub fn expect_reply(mut self, bytes: usize) -> Self {
         // No message of the protocol is longer, and sums with this limit do not overflow.

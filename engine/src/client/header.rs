@@ -18,10 +18,12 @@ impl Credential {
         Self::default()
     }
 
-    /// `AUTH_SYS` (RFC 5531 §14.1), with at most 16 groups.
+    /// `AUTH_SYS` (RFC 5531 §14.1).
+    ///
+    /// The machine name is truncated to 255 bytes, and groups beyond the first 16 are omitted.
     ///
     /// # Errors
-    /// The machine name is too long, or there are too many groups.
+    /// None at present, because such a body always fits a credential.
     pub fn sys(machine: &str, uid: u32, gid: u32, gids: &[u32]) -> Result<Self, EncodeError> {
         Self::stamped(AuthSys::new(0, machine.as_bytes(), uid, gid), gids)
     }
@@ -49,7 +51,7 @@ impl Credential {
 #[derive(Clone, Debug)]
 pub(super) struct HeaderTemplate {
     header: Vec<u8>,
-    /// Length of the header. It is a `u16`, so that the compiler knows that sums with it fit a buffer's window.
+    /// Length of the header. It is a `u16`, so that the compiler knows that offsets computed from it do not overflow.
     len: u16,
     /// Bytes that the verifier of a reply may have.
     verifier_room: usize,
@@ -84,7 +86,7 @@ impl HeaderTemplate {
         self.len.into()
     }
 
-    /// Longest reply with this many bytes of inline results, after a header without a verifier.
+    /// Bytes of `results` plus the longest verifier, without the fixed reply header.
     #[inline]
     pub(super) fn reply_room(&self, results: usize) -> usize {
         results.saturating_add(self.verifier_room)

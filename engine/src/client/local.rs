@@ -357,7 +357,7 @@ impl<F: Fabric> LocalClient<F> {
                     memory.move_reads(0, call.args_at);
                 }
                 (call.memory, call.one_way, call.max_reply, call.timeout) =
-                    (memory.unless_empty(), one_way, max_reply, timeout);
+                    (memory.drop_if_empty(), one_way, max_reply, timeout);
                 self.start(connection, call, token)
             }
             Err(error) => self.fail_call(token, error, memory),
@@ -514,7 +514,7 @@ impl<F: Fabric> LocalClient<F> {
             if busy {
                 idle.reset();
             } else {
-                idle.pass(|| self.shard.sleep(Duration::from_secs(1)));
+                idle.spin_yield_or_sleep(|| self.shard.sleep(Duration::from_secs(1)));
             }
         }
     }

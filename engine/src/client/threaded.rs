@@ -17,7 +17,7 @@ use crate::cross_thread::mailbox::{SendError, Sender};
 use crate::cross_thread::slot::{Completer, Disconnected, ResultTicket, SlotTable, oneshot};
 use crate::proto::CallError;
 use crate::shard::{
-    CallResult, CloseCause, CloseReason, ClosedBecause, Command, ConnRef, ConnectRequest, FailedCall, LocalClose,
+    CallResult, CloseCause, CloseReason, CloseReasonSlot, Command, ConnRef, ConnectRequest, FailedCall, LocalClose,
     OwnedConn, RemoteCall, RemoteMessage, ShardHandle, ShardThread, check, spawn,
 };
 use crate::start_error::StartError;
@@ -219,7 +219,7 @@ struct ConnectionState {
     conn: ConnRef,
     /// Dropping the value closes the connection. The field is declared before `shared`, whose drop may stop the shard.
     _owned: Option<OwnedConn>,
-    closed: Arc<ClosedBecause>,
+    closed: Arc<CloseReasonSlot>,
     shared: Arc<EndpointState>,
 }
 
@@ -346,7 +346,7 @@ impl Client {
     /// The wait ends with the connection. Dropping the future ends the wait, and returns its buffer.
     ///
     /// # Errors
-    /// [`CallError::TooLong`], at once, if no buffer of
+    /// [`CallError::TooLong`], immediately, if no buffer of
     /// [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) is long enough; [`CallError::Closed`] when
     /// the connection ends.
     pub fn alloc_async(&mut self, len: usize) -> impl Future<Output = Result<Buf, CallError>> + Send + use<> {
@@ -413,7 +413,7 @@ impl Client {
         let call = RemoteCall {
             conn: self.connection.conn,
             message,
-            memory: call.memory.unless_empty(),
+            memory: call.memory.drop_if_empty(),
             one_way: call.one_way,
             max_reply: template.reply_room(call.max_reply),
             timeout: call.timeout,

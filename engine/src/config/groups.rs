@@ -340,7 +340,9 @@ knobs! {
     /// [`receive_size`](super::WireConfig::receive_size) bytes. A verbs device does not report partial progress, so the
     /// deadline extends by the time of the whole transfer at that rate. The shard checks the deadline eight times in
     /// this period. `Duration::MAX` ("never" in files) disables it.
-    pub progress: Duration as "units::duration" = Duration::from_secs(10), |knob, wait| check(!wait.is_zero(), knob, "0s", "more than 0 s");
+    pub progress: Duration as "units::duration" = Duration::from_secs(10), |knob, wait: Duration| {
+        check(!wait.is_zero(), knob, format_args!("{wait:?}"), "more than 0 s")
+    };
     /// Idle time before a keep-alive probe; zero (default) for never.
     ///
     /// The probe is sent at most an eighth later, so that many connections are probed together. In version 2 the probe
@@ -482,11 +484,11 @@ knobs! {
     ///
     /// Default: `net.core.busy_read`. Loopback and virtual devices ignore it.
     pub busy_poll: Option<Duration> as "units::some_duration" = None;
-    /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
+    /// Time-out of unacknowledged data and incomplete messages. Default 30 s.
     ///
     /// 1 ms to 24 h. It also applies to an unanswered RDMA Read, and to a message that waits for a receive. The
-    /// connection is closed after this time. From the moment that the socket is full until it is empty, this side
-    /// measures the time instead of TCP.
+    /// connection is closed after this time. The fabric sets `TCP_USER_TIMEOUT`, but as soon as it finds unacknowledged
+    /// data it measures the time itself, because TCP would also end a connection whose peer acknowledges slowly.
     pub retry_timeout: Duration as "units::duration" = Duration::from_secs(30), |knob, wait: Duration| {
         check(wait.as_millis() > 0, knob, format_args!("{wait:?}"), "1 ms to 24 h")?;
         duration(knob, wait)
@@ -540,7 +542,7 @@ knobs! {
     pub decode_by_layout: bool = true;
     /// Delays pure grants until half the credit limit is used. Default true.
     ///
-    /// If false, each message is acknowledged at once.
+    /// If false, each message is acknowledged immediately.
     pub coalesce_grants: bool = true;
     /// Calls per timed call, on average. Default 64.
     ///
@@ -677,7 +679,7 @@ knobs! {
     ///
     /// A connection that is lost twice before the first answer falls back, too. The fallback lasts until the connection
     /// is lost: the next reconnect tries version 2 again. A connection that has used version 2 before does not fall
-    /// back. A version error of the server leads to version 1 at once. Each fallback is logged.
+    /// back. A version error of the server leads to version 1 immediately. Each fallback is logged.
     pub negotiation: Duration as "units::duration" = Duration::from_secs(3), duration;
     /// Attempts to reconnect before giving up. Default 0.
     ///

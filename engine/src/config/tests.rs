@@ -12,7 +12,7 @@ fn the_defaults_are_in_range() {
 }
 
 #[test]
-fn the_maximum_number_of_size_classes_makes_a_pool() {
+fn a_pool_accepts_the_maximum_number_of_size_classes() {
     let mut config = Config::default();
     config.memory.bulk_buffers = (1..=29).map(|n| (n * 1000, 1)).collect();
     config.memory.long_buffers = (1..=29).map(|n| (n * 1001, 1)).collect();
@@ -85,7 +85,7 @@ fn an_invalid_knob_is_refused_by_name_value_and_range() {
         (|c| c.limits.max_read_bytes = Some(0), "invalid limits.max_read_bytes `0`: expected at least 1"),
         (|c| c.limits.max_write_bytes = Some(0), "invalid limits.max_write_bytes `0`: expected at least 1"),
         (|c| c.limits.min_rate = 0, "invalid limits.min_rate `0`: expected at least 1 byte per second"),
-        (|c| c.timeouts.progress = Duration::ZERO, "invalid timeouts.progress `0s`: expected more than 0 s"),
+        (|c| c.timeouts.progress = Duration::ZERO, "invalid timeouts.progress `0ns`: expected more than 0 s"),
         (
             |c| c.wire.receive_size = 1000,
             "invalid wire.receive_size `1000`: expected 1024 to 1048576 bytes, a multiple of 4",
@@ -178,22 +178,22 @@ fn a_buffer_size_of_two_knobs_is_attributed_to_bulk_buffers() {
 
 #[test]
 fn reconnect_backoff_must_not_decrease_and_is_at_most_a_day() {
-    let refused = |first: u64, longest: u64| {
-        let backoff = (Duration::from_millis(first), Duration::from_millis(longest));
+    let validate = |first_ms: u64, longest_ms: u64| {
+        let backoff = (Duration::from_millis(first_ms), Duration::from_millis(longest_ms));
         ConnectConfig { reconnect_backoff: backoff, ..ConnectConfig::default() }
             .validate()
             .map_err(|error| error.to_string())
     };
-    assert_eq!(refused(5, 5), Ok(()));
-    assert_eq!(refused(0, 5), Ok(()));
+    assert_eq!(validate(5, 5), Ok(()));
+    assert_eq!(validate(0, 5), Ok(()));
     let day = 24 * 60 * 60 * 1000;
     assert_eq!(
-        refused(1, day + 1),
+        validate(1, day + 1),
         Err("invalid connect.reconnect_backoff `1ms and 86400.001s`: expected at most 24 h".into())
     );
     let expected =
         "invalid connect.reconnect_backoff `6ms and 5ms`: expected a first wait that does not exceed the longest";
-    assert_eq!(refused(6, 5), Err(expected.into()));
+    assert_eq!(validate(6, 5), Err(expected.into()));
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn within(budget: usize) -> Config {
 }
 
 #[test]
-fn a_budget_determines_all_numbers_in_the_proportions_of_the_defaults() {
+fn a_budget_scales_buffer_counts_like_the_defaults() {
     let defaults = Config::default();
     let sized = within(defaults.memory_bytes()).sized().expect("the budget suffices");
     let numbers = |config: &Config| {
@@ -230,9 +230,9 @@ fn a_budget_determines_all_numbers_in_the_proportions_of_the_defaults() {
     for budget in [6 << 20, 64 << 20, 1 << 30, 8 << 30] {
         let config = within(budget);
         assert_eq!(config.validate(), Ok(()));
-        let (sized, largest) = (config.sized().expect("the budget suffices"), 8 << 30);
+        let sized = config.sized().expect("the budget suffices");
         assert!(sized.memory_bytes() <= budget, "{:?}", sized.memory);
-        assert!(sized.memory_bytes() > budget / 2 || budget == largest, "{:?}", sized.memory);
+        assert!(sized.memory_bytes() > budget / 2, "{:?}", sized.memory);
         assert_eq!(numbers(&sized.sized().expect("all numbers are set")), numbers(&sized));
     }
 }
@@ -255,7 +255,7 @@ fn a_budget_keeps_set_numbers_and_suffices_for_credits_and_message_sizes() {
 }
 
 #[test]
-fn costs_of_the_knobs_of_buffers_add_up_to_the_budget() {
+fn buffer_knob_costs_add_up_to_the_budget() {
     let config = Config::default();
     let costs = config.costs();
     let cost = |knob: &str| costs.iter().find(|cost| cost.0 == knob).map_or(0, |cost| cost.1);

@@ -47,7 +47,7 @@ impl Default for IdlePolicy {
 /// Step of a polling thread after an empty poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleStep {
-    /// Poll again at once, after a `spin_loop` hint.
+    /// Poll again immediately, after a `spin_loop` hint.
     Spin,
     /// Yield the core, then poll again.
     Yield,
@@ -87,7 +87,7 @@ impl Idle {
 
     /// Counts an empty poll, and returns the next step.
     ///
-    /// A sleep does not reset the count, so the thread sleeps again at once after a spurious wake-up.
+    /// A sleep does not reset the count, so the thread sleeps again immediately after a spurious wake-up.
     #[inline]
     pub fn after_empty_poll(&mut self) -> IdleStep {
         // Halving keeps the count above any sensible spin limit, and the yields continue.
@@ -98,10 +98,10 @@ impl Idle {
             IdlePolicy::Yield { times } => self.empty > times,
             IdlePolicy::Event => true,
         };
-        let every = if matches!(self.policy, IdlePolicy::Yield { .. }) { 1 } else { self.yield_every };
+        let yield_every = if matches!(self.policy, IdlePolicy::Yield { .. }) { 1 } else { self.yield_every };
         if sleep {
             IdleStep::Sleep
-        } else if every != 0 && self.empty.is_multiple_of(every) {
+        } else if yield_every != 0 && self.empty.is_multiple_of(yield_every) {
             IdleStep::Yield
         } else {
             IdleStep::Spin
@@ -110,7 +110,7 @@ impl Idle {
 
     /// Counts an empty poll, then spins, yields the core, or calls `sleep`.
     #[inline]
-    pub fn pass(&mut self, sleep: impl FnOnce()) {
+    pub fn spin_yield_or_sleep(&mut self, sleep: impl FnOnce()) {
         match self.after_empty_poll() {
             IdleStep::Spin => hint::spin_loop(),
             IdleStep::Yield => thread::yield_now(),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn event_sleeps_at_once_and_yield_after_its_yields() {
+    fn event_sleeps_immediately_and_yield_after_its_yields() {
         assert_eq!(steps(Idle::new(IdlePolicy::Event), 2), [IdleStep::Sleep; 2]);
         let expected = [IdleStep::Yield, IdleStep::Yield, IdleStep::Sleep, IdleStep::Sleep];
         assert_eq!(steps(Idle::new(IdlePolicy::Yield { times: 2 }), 4), expected);

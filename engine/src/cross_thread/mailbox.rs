@@ -1,12 +1,12 @@
 //! Commands of many application threads to one shard, with a ring for each sender.
 //!
-//! The shard polls busy rings only, so a turn costs nothing for idle senders. The receiving end of an idle ring waits
-//! in a slot that it shares with its sender. A sender that finds the receiving end in the slot passes it to the shard
-//! by a lock-free queue. The shard then polls the ring in each turn. After a number of empty polls it puts the
-//! receiving end back into the slot, if it polls many other rings. A new ring is idle.
+//! The shard polls busy rings only, so a turn costs nothing for idle senders. The consumer of an idle ring waits in a
+//! slot that it shares with its sender. A sender that finds the consumer in the slot passes it to the shard by a
+//! lock-free queue. The shard then polls the ring in each turn. After a number of empty polls it puts the consumer back
+//! into the slot, if it polls many other rings. A new ring is idle.
 //!
-//! SYNC POINT idle: the sender publishes an item, or closes the ring; then a fence; then it checks the slot. The shard
-//! puts the receiving end into the slot; then a fence; then it checks the ring once more. One of them sees the other's
+//! SYNC POINT `idle`: the sender publishes an item, or closes the ring; then a fence; then it checks the slot. The
+//! shard puts the consumer into the slot; then a fence; then it checks the ring once more. One of them sees the other's
 //! write, so no item waits in an unpolled ring.
 #![forbid(unsafe_code)]
 
@@ -27,7 +27,7 @@ const ALWAYS_POLLED: usize = if cfg!(loom) { 0 } else { 16 };
 /// Consecutive empty polls after which a ring is idle.
 const IDLE_AFTER: u32 = if cfg!(loom) { 1 } else { 64 };
 
-/// The receiving end of one sender's ring.
+/// The consumer of one sender's ring.
 struct SenderRing<T: Send> {
     items: SpscConsumer<T>,
     /// Consecutive empty polls.
@@ -89,7 +89,7 @@ impl<T: Send> Mailbox<T> {
                 ring.empty_polls = 0;
             } else {
                 ring.empty_polls += u32::from(can_idle);
-                if (can_idle && ring.empty_polls >= IDLE_AFTER) || ring.items.is_closed() {
+                if (can_idle && ring.empty_polls >= IDLE_AFTER) || ring.items.is_finished() {
                     self.make_idle(self.next);
                     continue;
                 }
@@ -105,13 +105,14 @@ impl<T: Send> Mailbox<T> {
     #[cold]
     fn make_idle(&mut self, at: usize) {
         let mut ring = self.busy.swap_remove(at);
-        if ring.items.is_closed() {
+        if ring.items.is_finished() {
             return;
         }
         ring.empty_polls = 0;
         let (slot, view) = (Arc::clone(&ring.idle_slot), ring.items.view());
         slot.put(ring);
-        // SYNC POINT idle: with the fence in `RingSender::send` and `close`, before the check in `Sender::activate`.
+        // SYNC POINT `idle`: pairs with the fence in `RingSender::send` and `close`, before the check in
+        // `Sender::activate`.
         fence(Ordering::SeqCst);
         if view.has_changed() {
             // If the slot is empty, the sender has taken the ring and passes it to the shard.
@@ -121,7 +122,7 @@ impl<T: Send> Mailbox<T> {
 
     /// Whether a poll would find items, or a new or closed sender. Check it before sleeping.
     pub fn has_work(&self) -> bool {
-        !self.activated.is_empty() || self.busy.iter().any(|ring| !ring.items.is_empty() || ring.items.is_closed())
+        !self.activated.is_empty() || self.busy.iter().any(|ring| !ring.items.is_empty() || ring.items.is_finished())
     }
 
     /// Number of polled rings.
@@ -167,18 +168,19 @@ pub struct Sender<T: Send> {
 }
 
 impl<T: Send> Sender<T> {
-    /// Sends an item, and wakes a sleeping receiver. The receiver takes an accepted item, or drops it with its mailbox.
+    /// Sends an item, and wakes the mailbox's thread if it sleeps. The mailbox takes an accepted item, or drops it when
+    /// the mailbox itself is dropped.
     #[inline]
     pub fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         self.ring.send(item)?;
-        // SYNC POINT idle: with the fence in `Mailbox::make_idle`.
+        // SYNC POINT `idle`: pairs with the fence in `Mailbox::make_idle`.
         if self.idle_slot.is_empty() { Ok(()) } else { self.activate() }
     }
 
-    /// Passes the receiving end to the shard. Returns the newest item if the shard has stopped.
+    /// Passes the consumer to the shard. Returns the newest item if the shard has stopped.
     #[cold]
     fn activate(&mut self) -> Result<(), SendError<T>> {
-        // The shard may have taken the receiving end back.
+        // The shard may have taken the consumer back.
         let Some(ring) = self.idle_slot.take() else { return Ok(()) };
         match self.activated.push(ring) {
             Ok(()) => {
@@ -186,7 +188,7 @@ impl<T: Send> Sender<T> {
                 Ok(())
             }
             Err(mut ring) => {
-                // A receiving end that is closed before its drop leaves its items in the ring, to be reclaimed.
+                // A consumer that is closed before its drop leaves its items in the ring, to be reclaimed.
                 ring.items.close();
                 drop(ring);
                 self.ring.reclaim_newest().map_or(Ok(()), |item| Err(SendError::Closed(item)))
@@ -194,7 +196,7 @@ impl<T: Send> Sender<T> {
         }
     }
 
-    /// Whether the receiver has been dropped.
+    /// Whether the mailbox has been dropped.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.ring.producer.is_closed() || self.activated.is_closed()

@@ -9,10 +9,10 @@
 //! | file | holds |
 //! |---|---|
 //! | `spsc` | a bounded ring between one producer and one consumer |
-//! | `ring_sender` | the producer of a ring, with the signal that wakes its receiver |
+//! | `ring_sender` | the producer of a ring, with the signal that wakes its consumer |
 //! | `mailbox` | commands of many application threads to one shard |
 //! | `slot` | slots for the results of calls, with their tickets and completers |
-//! | `return_queue` | a queue of boxes, with many producers and one consumer |
+//! | `return_queue` | an intrusive queue of boxes, with many producers and one consumer |
 //! | `workers` | the pool of worker threads, and a shard's port to it |
 //! | `parker` | sleep of a polling thread until another thread notifies it |
 //! | `wake_flag` | a flag that any thread sets and one polling thread takes |
@@ -28,8 +28,8 @@
 //!    are moved and never cloned.
 //! 3. A thread publishes an item, then notifies the other one by its [`Signal`](parker::Signal). That costs a fence and
 //!    a load while the other thread is awake.
-//! 4. Deferred calls, rings that become busy, and rings of new shards move by an intrusive queue (`return_queue.rs`),
-//!    with many producers and one consumer.
+//! 4. `return_queue` passes three kinds of boxes: deferred calls to their shard, a sender's ring that has become busy
+//!    to the mailbox, and the rings of a new shard to a worker.
 //! 5. Any end may be dropped at any time; the other end detects it. No item is lost, or dropped twice.
 //!
 //! Nothing here allocates after set-up. Blocking calls: [`slot::ResultTicket::wait`], `block_on`,

@@ -88,7 +88,7 @@ impl Parker {
         }
         // A swap, not a store, so that the write of a late notifier of the last sleep cannot come after it.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
-        // SYNC POINT sleep: with the fence in `Signal::notify`.
+        // SYNC POINT `sleep`: pairs with the fence in `Signal::notify`.
         fence(Ordering::SeqCst);
     }
 
@@ -100,12 +100,12 @@ impl Parker {
 
     /// Sleeps until notified, or for at most `timeout`; then disarms.
     ///
-    /// Call [`arm`](Self::arm) first. With [`Wake::Fabric`], `park` returns at once, because the thread sleeps in its
-    /// fabric.
+    /// Call [`arm`](Self::arm) first. With [`Wake::Fabric`], `park` returns immediately, because the thread sleeps in
+    /// its fabric.
     pub fn park(&mut self, timeout: Option<Duration>) {
         if matches!(self.shared.wake, Wake::Thread) {
             let deadline = timeout.map(|timeout| Instant::now() + timeout);
-            // SYNC POINT wake: with the swap in `Signal::wake`, which follows the published item.
+            // SYNC POINT `wake`: pairs with the swap in `Signal::wake`, which follows the published item.
             while self.shared.sleeping.load(Ordering::Acquire) && park_thread(deadline) {}
         }
         self.disarm();
@@ -134,7 +134,7 @@ impl Signal {
     /// A notification costs a fence and a load while that thread is awake, and one system call per sleep.
     #[inline]
     pub fn notify(&self) {
-        // SYNC POINT sleep: with the fence in `Parker::arm`.
+        // SYNC POINT `sleep`: pairs with the fence in `Parker::arm`.
         fence(Ordering::SeqCst);
         if self.shared.sleeping.load(Ordering::Relaxed) {
             self.wake();
@@ -143,7 +143,7 @@ impl Signal {
 
     #[cold]
     fn wake(&self) {
-        // Only one of several notifiers wakes the thread. SYNC POINT wake: with the load in `Parker::park`.
+        // Only one of several notifiers wakes the thread. SYNC POINT `wake`: pairs with the load in `Parker::park`.
         if !self.shared.sleeping.swap(false, Ordering::AcqRel) {
             return;
         }

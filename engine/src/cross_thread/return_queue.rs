@@ -1,7 +1,8 @@
 //! Queue of boxes that any thread returns and one thread takes.
 //!
 //! It is an intrusive list (Treiber's stack), so returning a box allocates nothing, never waits and never fails for
-//! lack of room. The owner takes the whole list with one exchange, so it follows no link that another thread may change.
+//! lack of room. The owner takes the whole list with one exchange, so it follows no link that another thread may
+//! change.
 #![expect(unsafe_code, reason = "links between returned boxes, and a slot for one box")]
 
 use std::ptr::{NonNull, null_mut};
@@ -71,7 +72,7 @@ impl<T: Linked> ReturnHandle<T> {
             // SAFETY: the pointer came from the box, and no other thread has seen it.
             let item = unsafe { &mut *new };
             item.link().0 = last;
-            // SYNC POINT return: with the exchange in `ReturnQueue::take`.
+            // SYNC POINT `return`: pairs with the exchange in `ReturnQueue::take`.
             match self.head.0.compare_exchange_weak(last, new, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(newer) => last = newer,
@@ -115,7 +116,7 @@ impl<T: Linked> ReturnQueue<T> {
 
     /// Takes all boxes, and sets the head to `new_head`.
     fn take(&mut self, new_head: *mut T) -> Drained<T> {
-        // SYNC POINT return: with each exchange in `ReturnHandle::push`. A later exchange continues the release
+        // SYNC POINT `return`: pairs with each exchange in `ReturnHandle::push`. A later exchange continues the release
         // sequence of an earlier one.
         let mut last = self.head.0.swap(new_head, Ordering::Acquire);
         let mut first = null_mut();
@@ -196,7 +197,7 @@ impl<T: Send> AtomicSlot<T> {
     }
 
     fn exchange(&self, new: *mut T) -> Option<Box<T>> {
-        // SYNC POINT slot: `put` with `take`.
+        // SYNC POINT `slot`: `put` with `take`.
         let old = self.0.swap(new, Ordering::AcqRel);
         // SAFETY: the pointer came from a box, and the exchange gave it to this thread alone.
         (!old.is_null()).then(|| unsafe { Box::from_raw(old) })

@@ -1,4 +1,4 @@
-//! The producer of a ring, with the signal of the receiving thread.
+//! The producer of a ring, with the signal of the consuming thread.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::thread;
@@ -26,21 +26,21 @@ impl<T> SendError<T> {
     }
 }
 
-/// A producer that wakes the receiving thread.
+/// A producer that wakes the consuming thread.
 pub(super) struct RingSender<T> {
     pub(super) producer: SpscProducer<T>,
     pub(super) signal: Signal,
 }
 
 impl<T> RingSender<T> {
-    /// A sender that wakes the receiver by `signal`.
+    /// A sender that wakes the consumer by `signal`.
     pub(super) fn new(producer: SpscProducer<T>, signal: Signal) -> Self {
         Self { producer, signal }
     }
 
-    /// Sends an item, and wakes a sleeping receiver. A `SeqCst` fence follows the push.
+    /// Sends an item, and wakes a sleeping consumer. A `SeqCst` fence follows the push.
     ///
-    /// The receiver takes an accepted item, or drops the item in its own drop.
+    /// The consumer takes an accepted item, or drops the item in its own drop.
     #[inline]
     pub(super) fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         if self.producer.is_closed() {
@@ -56,9 +56,9 @@ impl<T> RingSender<T> {
         Ok(())
     }
 
-    /// Takes the items that the receiver left in the ring, and returns the newest of them.
+    /// Takes the items that the consumer left in the ring, and returns the newest of them.
     ///
-    /// Waits until the receiver has been dropped; it has closed the ring already, so this takes little time.
+    /// Waits until the consumer has been dropped; it has closed the ring already, so this takes little time.
     #[cold]
     pub(super) fn reclaim_newest(&mut self) -> Option<T> {
         while !self.producer.is_abandoned() {
@@ -67,9 +67,9 @@ impl<T> RingSender<T> {
         std::iter::from_fn(|| self.producer.reclaim()).last()
     }
 
-    /// Closes the ring, and wakes the receiver; a `SeqCst` fence follows the close.
+    /// Closes the ring, and wakes the consumer; a `SeqCst` fence follows the close.
     pub(super) fn close(&mut self) {
-        // The ring closes before the notification, because a woken receiver has to see that it is closed.
+        // The ring closes before the notification, because a woken consumer has to see that it is closed.
         self.producer.close();
         self.signal.notify();
         if self.producer.is_closed() {

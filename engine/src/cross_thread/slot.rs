@@ -138,7 +138,7 @@ impl<T> SlotTable<T> {
         let table = self.table();
         let mut index = self.free;
         if index == IndexStack::NIL {
-            // SYNC POINT return: earlier users have finished with these slots. The result is NIL if none was returned.
+            // SYNC POINT `return`: earlier users have finished with these slots. Without any, the result is NIL.
             index = table.returned.take();
             if index == IndexStack::NIL {
                 return None;
@@ -240,7 +240,7 @@ impl<T> SlotEnd<T> {
     /// Returns the slot; the end must not be used afterwards.
     #[inline]
     fn release(self) {
-        // SYNC POINT return.
+        // SYNC POINT `return`.
         if self.table().returned.push(self.index, &self.slot().next) {
             free(self.table);
         }
@@ -269,7 +269,7 @@ impl<T> ResultTicket<T> {
     #[inline]
     pub fn try_take(&mut self) -> Option<Result<T, Disconnected>> {
         let end = self.end?;
-        // SYNC POINT result.
+        // SYNC POINT `result`.
         let state = end.slot().state.load(Ordering::Acquire);
         if state & DONE == 0 {
             return None;
@@ -332,7 +332,7 @@ impl<T> Drop for ResultTicket<T> {
         let state = &end.slot().state;
         let mut observed = state.load(Ordering::Acquire);
         while observed & DONE == 0 {
-            // Until DONE is set, only this end changes the state. SYNC POINT end of use: orders this end's accesses
+            // Until DONE is set, only this end changes the state. SYNC POINT `end of use`: orders this end's accesses
             // before the slot is returned, and before the table is freed.
             match state.compare_exchange_weak(observed, observed | TICKET_GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
@@ -351,7 +351,7 @@ fn take_result<T>(end: SlotEnd<T>, state: u32) -> Result<T, Disconnected> {
     // Rule 3: without WAITER the completer had finished when it set DONE.
     let completer_gone = state & WAITER == 0 || state & COMPLETER_GONE != 0;
     if completer_gone || end.slot().state.fetch_add(TICKET_GONE, Ordering::AcqRel) & COMPLETER_GONE != 0 {
-        // SYNC POINT end of use: the completer does not touch the slot again.
+        // SYNC POINT `end of use`: the completer does not touch the slot again.
         end.release();
     }
     value
@@ -373,7 +373,7 @@ fn register<T>(end: SlotEnd<T>, waiter: ResultWaiter) -> bool {
     }
     // SAFETY: rule 2, WAITER is clear and only this end sets it.
     drop(unsafe { end.swap_waiter(Some(waiter)) });
-    // SYNC POINT waiter.
+    // SYNC POINT `waiter`.
     if state.compare_exchange(0, WAITER, Ordering::Release, Ordering::Relaxed).is_ok() {
         return true;
     }
@@ -448,7 +448,7 @@ fn finish_with_waiter_or_abandoned<T>(end: SlotEnd<T>, before: u32) {
         drop((value, waiter));
         return;
     }
-    // SYNC POINT end of use.
+    // SYNC POINT `end of use`.
     if end.slot().state.fetch_add(COMPLETER_GONE, Ordering::AcqRel) & TICKET_GONE != 0 {
         end.release();
     }

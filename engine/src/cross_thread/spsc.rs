@@ -76,7 +76,7 @@ impl<T> Drop for RingState<T> {
 
 /// Creates a ring for `capacity` items, rounded up to a power of two.
 ///
-/// The ring takes `capacity * size_of::<T>()` bytes and three cache lines.
+/// The ring takes `capacity * size_of::<T>()` bytes and about 512 bytes.
 ///
 /// # Panics
 /// If the bytes exceed the address space.
@@ -118,7 +118,7 @@ impl<T> SpscProducer<T> {
             unsafe { slot.cast::<T>().write(item) }
         });
         self.tail = self.tail.wrapping_add(1);
-        // SYNC POINT items: with the Acquire in `SpscConsumer::refresh`.
+        // SYNC POINT `items`: pairs with the Acquire in `SpscConsumer::refresh`.
         self.shared.tail.store(self.tail, Ordering::Release);
         Ok(())
     }
@@ -126,7 +126,7 @@ impl<T> SpscProducer<T> {
     /// Reloads the consumer's position; returns whether there is room.
     #[cold]
     fn refresh(&mut self) -> bool {
-        // SYNC POINT room: with the Release in `SpscConsumer::release`.
+        // SYNC POINT `room`: pairs with the Release in `SpscConsumer::release`.
         self.head = self.shared.head.load(Ordering::Acquire);
         self.tail.wrapping_sub(self.head) != self.shared.slots.len()
     }
@@ -138,7 +138,7 @@ impl<T> SpscProducer<T> {
 
     /// Whether the consumer has closed the ring. [`reclaim`](Self::reclaim) returns the items that it left.
     ///
-    /// If the producer calls `is_closed` after a push *and* a `SeqCst` fence (SYNC POINT closing), the item is either
+    /// If the producer calls `is_closed` after a push *and* a `SeqCst` fence (SYNC POINT `closing`), the item is either
     /// taken or reclaimed: either the consumer's last check finds the item, or this returns true.
     #[inline]
     pub fn is_closed(&self) -> bool {
@@ -147,13 +147,14 @@ impl<T> SpscProducer<T> {
 
     /// Whether the consumer was dropped, so that [`reclaim`](Self::reclaim) returns all remaining items.
     pub fn is_abandoned(&self) -> bool {
-        // SYNC POINT leftovers: with the Release in `CloseGuard::drop`.
+        // SYNC POINT `leftovers`: pairs with the Release in `CloseGuard::drop`.
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
-    /// Closes the ring after the pushed items, as a drop does. For owners that notify the consumer afterwards.
+    /// Closes the ring as dropping does; the consumer still gets the items pushed before. Owners that notify the
+    /// consumer afterwards use it.
     pub(super) fn close(&mut self) {
-        // SYNC POINT end of items: with the Acquire in `SpscConsumer::is_closed`.
+        // SYNC POINT `end of items`: pairs with the Acquire in `SpscConsumer::is_finished`.
         self.shared.producer_gone.store(true, Ordering::Release);
     }
 
@@ -233,14 +234,14 @@ impl<T> SpscConsumer<T> {
     /// Returns the slots of the items taken so far to the producer.
     #[inline]
     fn release(&mut self) {
-        // SYNC POINT room: with the Acquire in `SpscProducer::refresh`.
+        // SYNC POINT `room`: pairs with the Acquire in `SpscProducer::refresh`.
         self.shared.head.store(self.head, Ordering::Release);
     }
 
     /// Reloads the producer's position; returns whether there is an item.
     #[inline]
     fn refresh(&mut self) -> bool {
-        // SYNC POINT items: with the Release in `SpscProducer::push`.
+        // SYNC POINT `items`: pairs with the Release in `SpscProducer::push`.
         self.tail = self.shared.tail.load(Ordering::Acquire);
         self.head != self.tail
     }
@@ -253,8 +254,8 @@ impl<T> SpscConsumer<T> {
 
     /// Whether the producer is gone, and all items are taken.
     #[inline]
-    pub fn is_closed(&self) -> bool {
-        // SYNC POINT end of items: with the Release in `SpscProducer::close`, which follows its last items.
+    pub fn is_finished(&self) -> bool {
+        // SYNC POINT `end of items`: pairs with the Release in `SpscProducer::close`, which follows its last items.
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
@@ -270,8 +271,8 @@ impl<T> SpscConsumer<T> {
     pub fn close(&mut self) {
         self.closed = true;
         self.shared.consumer.store(CLOSING, Ordering::Relaxed);
-        // SYNC POINT closing: with the fence of a producer between its push and `is_closed`. Either the producer sees
-        // CLOSING, or the consumer's next check sees the producer's item.
+        // SYNC POINT `closing`: pairs with the fence of a producer between its push and `is_closed`. Either the
+        // producer sees CLOSING, or the consumer's next check sees the producer's item.
         fence(Ordering::SeqCst);
     }
 }
@@ -294,7 +295,7 @@ struct CloseGuard<'a>(&'a AtomicU8);
 
 impl Drop for CloseGuard<'_> {
     fn drop(&mut self) {
-        // SYNC POINT leftovers: with the Acquire in `SpscProducer::is_abandoned`.
+        // SYNC POINT `leftovers`: pairs with the Acquire in `SpscProducer::is_abandoned`.
         self.0.store(GONE, Ordering::Release);
     }
 }

@@ -25,7 +25,7 @@ impl WakeFlag {
 
     /// Sets the flag, on any thread.
     pub(crate) fn set(&self) {
-        // SYNC POINT wake flag: with the exchange in `take`.
+        // SYNC POINT `wake flag`: pairs with the exchange in `take`.
         if !self.is_set.swap(true, Ordering::AcqRel) {
             self.signal.notify();
         }
@@ -34,7 +34,8 @@ impl WakeFlag {
     /// Clears the flag; returns whether it was set. For the polling thread only.
     #[inline]
     pub(crate) fn take(&self) -> bool {
-        // SYNC POINT wake flag: with each exchange in `set`; a later one continues the release of an earlier one.
+        // SYNC POINT `wake flag`: pairs with each exchange in `set`; later exchanges continue the release of earlier
+        // ones.
         self.is_set.load(Ordering::Relaxed) && self.is_set.swap(false, Ordering::AcqRel)
     }
 }

@@ -271,7 +271,7 @@ impl<K: Send, J: Send, D: Send, F: Fn(J) -> D> WorkerState<K, J, D, F> {
             } else if stop {
                 break;
             } else {
-                idle.pass(|| parker.sleep_unless(|| self.has_work(), None));
+                idle.spin_yield_or_sleep(|| parker.sleep_unless(|| self.has_work(), None));
             }
         }
         self.shards.extend(self.new.close().map(|rings| *rings));
@@ -291,7 +291,7 @@ impl<K: Send, J: Send, D: Send, F: Fn(J) -> D> WorkerState<K, J, D, F> {
         self.shards.retain_mut(|rings| {
             let ran = rings.run_next(&*self.run);
             any |= ran;
-            ran || !rings.jobs.is_closed()
+            ran || !rings.jobs.is_finished()
         });
         any
     }
@@ -357,7 +357,7 @@ impl<K, J, D> ShardPort<K, J, D> {
                 taken += 1;
                 take(key, result);
             }
-            if taken == before && pair.done.is_closed() {
+            if taken == before && pair.done.is_finished() {
                 // The worker has ended, so the jobs that it left have no result.
                 while taken < max
                     && let Some((key, _)) = pair.jobs.reclaim()
@@ -373,7 +373,7 @@ impl<K, J, D> ShardPort<K, J, D> {
 
     /// Whether [`collect`](Self::collect) would find results. Check it before sleeping.
     pub fn has_done(&self) -> bool {
-        self.pairs.iter().any(|pair| pair.outstanding != 0 && (!pair.done.is_empty() || pair.done.is_closed()))
+        self.pairs.iter().any(|pair| pair.outstanding != 0 && (!pair.done.is_empty() || pair.done.is_finished()))
     }
 
     /// Jobs dispatched and not collected.

@@ -175,11 +175,11 @@ impl LocalServer {
         self.stats_with_connections(0)
     }
 
-    /// Statistics of the shard, with up to `most` connections.
+    /// Statistics of the shard, with up to `max_connections` connections.
     ///
     /// These are the connections in the lowest slots.
-    pub fn stats_with_connections(&mut self, most: usize) -> ShardStats {
-        self.shard.stats_with_connections(most)
+    pub fn stats_with_connections(&mut self, max_connections: usize) -> ShardStats {
+        self.shard.stats_with_connections(max_connections)
     }
 }
 

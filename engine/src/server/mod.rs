@@ -186,7 +186,7 @@ impl ServerConfig {
 
 /// A running server; `Send` and `Sync`.
 ///
-/// Dropping it closes all connections at once, and blocks until its threads have ended; [`drain`](Self::drain) lets
+/// Dropping it closes all connections immediately, and blocks until its threads have ended; [`drain`](Self::drain) lets
 /// calls finish first.
 ///
 /// ```
@@ -358,11 +358,11 @@ impl Server {
         self.stats_with_connections(0)
     }
 
-    /// Statistics of each shard, with up to `most` connections of each.
+    /// Statistics of each shard, with up to `max_connections` connections of each.
     ///
     /// These are the connections in the lowest slots. Blocks until all shards have answered.
-    pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
-        let ask = |shard: &ShardHandle| shard.request_blocking(|answer| Command::Stats(most, answer)).ok();
+    pub fn stats_with_connections(&self, max_connections: usize) -> Vec<ShardStats> {
+        let ask = |shard: &ShardHandle| shard.request_blocking(|answer| Command::Stats(max_connections, answer)).ok();
         self.shards.iter().filter_map(ask).collect()
     }
 

@@ -30,13 +30,13 @@ impl ServerConfig {
         }
         let cores = self.cores.as_deref().unwrap_or_default();
         if addresses.len() == 1 || cores.is_empty() {
-            return Ok(by_node(&vec![None; addresses.len()], &vec![None; self.shards]));
+            return Ok(assign_by_node(&vec![None; addresses.len()], &vec![None; self.shards]));
         }
         let devices: Vec<_> = addresses.iter().map(|address| address.node(&self.shard)).collect();
         let cores: Vec<_> = cores.iter().map(|&core| node_of(Path::new(CPUS), core)).collect();
-        let serves = by_node(&devices, &cores);
-        log_placement(addresses, &devices, &cores, &serves);
-        Ok(serves)
+        let address_of_shard = assign_by_node(&devices, &cores);
+        log_placement(addresses, &devices, &cores, &address_of_shard);
+        Ok(address_of_shard)
     }
 }
 
@@ -44,26 +44,31 @@ impl ServerConfig {
 ///
 /// A shard gets an address of its own node, or else the address with the fewest shards. An address without shards takes
 /// one from the address with the most. There are at most as many addresses as shards.
-fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
-    let mut counts = vec![0; addresses.len()];
-    let mut serves = vec![None; shards.len()];
-    for (place, node) in serves.iter_mut().zip(shards).filter(|(_, node)| node.is_some()) {
-        *place = find_least_served(&counts, |address| addresses[address] == *node);
-        place.iter().for_each(|&address: &usize| counts[address] += 1);
+fn assign_by_node(address_nodes: &[Option<u32>], shard_nodes: &[Option<u32>]) -> Vec<usize> {
+    let mut counts = vec![0; address_nodes.len()];
+    let mut address_of_shard: Vec<Option<usize>> = vec![None; shard_nodes.len()];
+    for (assigned, node) in address_of_shard.iter_mut().zip(shard_nodes).filter(|(_, node)| node.is_some()) {
+        *assigned = find_least_served(&counts, |address| address_nodes[address] == *node);
+        if let Some(address) = *assigned {
+            counts[address] += 1;
+        }
     }
-    for place in serves.iter_mut().filter(|place| place.is_none()) {
-        *place = find_least_served(&counts, |_| true);
-        place.iter().for_each(|&address| counts[address] += 1);
+    for assigned in address_of_shard.iter_mut().filter(|assigned| assigned.is_none()) {
+        *assigned = find_least_served(&counts, |_| true);
+        if let Some(address) = *assigned {
+            counts[address] += 1;
+        }
     }
     while let Some(unserved) = counts.iter().position(|&count| count == 0) {
         let fullest = (0..counts.len()).max_by_key(|&address| counts[address]);
         let Some(fullest) = fullest.filter(|&address| counts[address] > 1) else { break };
-        let last = serves.iter().rposition(|&address| address == Some(fullest));
-        last.into_iter().for_each(|shard| serves[shard] = Some(unserved));
+        if let Some(last) = address_of_shard.iter().rposition(|&address| address == Some(fullest)) {
+            address_of_shard[last] = Some(unserved);
+        }
         counts[fullest] -= 1;
         counts[unserved] += 1;
     }
-    serves.into_iter().map(Option::unwrap_or_default).collect()
+    address_of_shard.into_iter().map(Option::unwrap_or_default).collect()
 }
 
 /// The first suitable address with the fewest shards.
@@ -71,23 +76,28 @@ fn find_least_served(counts: &[usize], is_suitable: impl Fn(usize) -> bool) -> O
     (0..counts.len()).filter(|&address| is_suitable(address)).min_by_key(|&address| counts[address])
 }
 
-/// Addresses that no shard on the node of their device serves.
-fn without_near_shard(addresses: &[Option<u32>], shards: &[Option<u32>], serves: &[usize]) -> Vec<usize> {
+/// Addresses without a shard on their device's node.
+fn without_near_shard(
+    address_nodes: &[Option<u32>],
+    shard_nodes: &[Option<u32>],
+    address_of_shard: &[usize],
+) -> Vec<usize> {
     let is_near = |address: usize| {
-        addresses[address].is_none()
-            || serves.iter().zip(shards).any(|(&serves, node)| serves == address && *node == addresses[address])
+        let mut shards = address_of_shard.iter().zip(shard_nodes);
+        address_nodes[address].is_none()
+            || shards.any(|(&served, node)| served == address && *node == address_nodes[address])
     };
-    (0..addresses.len()).filter(|&address| !is_near(address)).collect()
+    (0..address_nodes.len()).filter(|&address| !is_near(address)).collect()
 }
 
 /// Logs the placement, where the nodes of devices are known.
-fn log_placement(addresses: &[Address], devices: &[Option<u32>], cores: &[Option<u32>], serves: &[usize]) {
+fn log_placement(addresses: &[Address], devices: &[Option<u32>], cores: &[Option<u32>], address_of_shard: &[usize]) {
     for (index, (address, node)) in addresses.iter().zip(devices).enumerate() {
         let Some(node) = node else { continue };
-        let shards: Vec<_> = (0..serves.len()).filter(|&shard| serves[shard] == index).collect();
+        let shards: Vec<_> = (0..address_of_shard.len()).filter(|&shard| address_of_shard[shard] == index).collect();
         log::info!("{address}: its device is on NUMA node {node}, and shards {shards:?} serve it");
     }
-    for index in without_near_shard(devices, cores, serves) {
+    for index in without_near_shard(devices, cores, address_of_shard) {
         let (address, node) = (&addresses[index], devices[index].unwrap_or_default());
         log::warn!(
             "{address}: its device is on NUMA node {node}, but no shard on that node serves it: add cores of that node \
@@ -110,33 +120,33 @@ mod tests {
 
     #[test]
     fn without_nodes_shards_serve_the_addresses_in_turn() {
-        assert_eq!(by_node(&[UNKNOWN; 3], &[UNKNOWN; 5]), [0, 1, 2, 0, 1]);
+        assert_eq!(assign_by_node(&[UNKNOWN; 3], &[UNKNOWN; 5]), [0, 1, 2, 0, 1]);
         // Knowing only the nodes of the devices, or only those of the shards, changes nothing.
-        assert_eq!(by_node(&[Some(0), Some(1)], &[UNKNOWN; 3]), [0, 1, 0]);
-        assert_eq!(by_node(&[UNKNOWN; 2], &[Some(0), Some(1), Some(1)]), [0, 1, 0]);
-        assert_eq!(by_node(&[UNKNOWN], &[Some(0), Some(1)]), [0, 0]);
+        assert_eq!(assign_by_node(&[Some(0), Some(1)], &[UNKNOWN; 3]), [0, 1, 0]);
+        assert_eq!(assign_by_node(&[UNKNOWN; 2], &[Some(0), Some(1), Some(1)]), [0, 1, 0]);
+        assert_eq!(assign_by_node(&[UNKNOWN], &[Some(0), Some(1)]), [0, 0]);
         assert!(without_near_shard(&[UNKNOWN; 2], &[Some(0), Some(1)], &[0, 1]).is_empty());
     }
 
     #[test]
     fn an_address_is_served_on_the_node_of_its_device() {
         let (devices, cores) = ([Some(1), Some(0)], [Some(0), Some(0), Some(1), Some(1)]);
-        assert_eq!(by_node(&devices, &cores), [1, 1, 0, 0]);
+        assert_eq!(assign_by_node(&devices, &cores), [1, 1, 0, 0]);
         assert!(without_near_shard(&devices, &cores, &[1, 1, 0, 0]).is_empty());
         // Two devices of one node share its shards. A device of unknown node gets a shard of another node.
         let devices = [Some(0), Some(0), UNKNOWN];
-        assert_eq!(by_node(&devices, &[Some(0), Some(1), Some(0), Some(1)]), [0, 2, 1, 0]);
+        assert_eq!(assign_by_node(&devices, &[Some(0), Some(1), Some(0), Some(1)]), [0, 2, 1, 0]);
     }
 
     #[test]
     fn a_node_without_cores_has_its_address_served_by_others() {
         // A shard without an address on its own node serves the address.
         let (devices, cores) = ([Some(0), Some(1)], [Some(0), Some(2), Some(0)]);
-        assert_eq!(by_node(&devices, &cores), [0, 1, 0]);
+        assert_eq!(assign_by_node(&devices, &cores), [0, 1, 0]);
         assert_eq!(without_near_shard(&devices, &cores, &[0, 1, 0]), [1]);
         // A shard that is taken from the address with most shards serves the address.
         let cores = [Some(0); 3];
-        assert_eq!(by_node(&devices, &cores), [0, 0, 1]);
+        assert_eq!(assign_by_node(&devices, &cores), [0, 0, 1]);
         assert_eq!(without_near_shard(&devices, &cores, &[0, 0, 1]), [1]);
     }
 
@@ -144,8 +154,8 @@ mod tests {
     fn each_address_is_served_even_by_the_minimum_number_of_shards() {
         for nodes in [[0, 0, 0], [0, 0, 1], [1, 0, 0], [2, 2, 2]] {
             let cores = nodes.map(Some);
-            let serves = by_node(&[Some(0), Some(1), UNKNOWN], &cores);
-            assert!((0..3).all(|address| serves.contains(&address)), "{nodes:?}: {serves:?}");
+            let address_of_shard = assign_by_node(&[Some(0), Some(1), UNKNOWN], &cores);
+            assert!((0..3).all(|address| address_of_shard.contains(&address)), "{nodes:?}: {address_of_shard:?}");
         }
     }
 

@@ -113,7 +113,7 @@ impl DeferredCall {
 
     /// Whether the connection is closed: no caller waits for the reply.
     ///
-    /// Check this before long work. Answer or drop a disconnected call at once, because it still counts against the
+    /// Check this before long work. Answer or drop a disconnected call immediately, because it still counts against the
     /// quota of its host.
     ///
     /// The result stays false if the caller abandons the call, such as by a time-out, because the protocol does not

@@ -31,7 +31,7 @@ use crate::stats::{HasMetrics, Metric, fields};
 use crate::wire::rpc::OpaqueAuth;
 
 /// Default bytes of each argument that the checksum of the key covers.
-pub(super) const CHECKSUMMED: usize = 256;
+pub(super) const DEFAULT_CHECKSUM_LEN: usize = 256;
 
 /// Limits of a [`DuplicateRequestCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,20 +264,20 @@ impl DuplicateRequestCache {
         }
     }
 
-    /// Key of a served call, with `checksummed` bytes of each argument.
+    /// Key of a served call, with `checksum_len` bytes of each argument.
     ///
     /// The checksum keeps a new call that reuses an XID, and a call of another user on the same client, from getting
     /// the cached reply. The inline arguments, without the RPC header, count as one argument, and each Read chunk as
     /// another one.
-    pub(super) fn key(&self, client: ClientId, call: &ServerCall, checksummed: usize) -> CallKey {
+    pub(super) fn key(&self, client: ClientId, call: &ServerCall, checksum_len: usize) -> CallKey {
         let info = call.info();
         let chunks = (0..call.read_chunks()).map(|n| call.read_chunk(n).unwrap_or_default());
-        let checksum = self.checksum(info.credential(), std::iter::once(call.args()).chain(chunks), checksummed);
+        let checksum = self.checksum(info.credential(), std::iter::once(call.args()).chain(chunks), checksum_len);
         let (program, version, procedure) = (info.program(), info.version(), info.procedure());
         CallKey { client, xid: info.xid(), program, version, procedure, checksum }
     }
 
-    /// Hash of a whole credential, and of `checksummed` bytes of each argument.
+    /// Hash of a whole credential, and of `checksum_len` bytes of each argument.
     ///
     /// The hash has a random key, so a peer cannot choose a credential or arguments with the checksum of another user's
     /// call.
@@ -285,7 +285,7 @@ impl DuplicateRequestCache {
         &self,
         (flavor, body): (u32, &[u8]),
         arguments: impl Iterator<Item = &'a [u8]>,
-        checksummed: usize,
+        checksum_len: usize,
     ) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u32(flavor);
@@ -293,7 +293,7 @@ impl DuplicateRequestCache {
         hasher.write(body);
         for bytes in arguments {
             hasher.write_usize(bytes.len());
-            hasher.write(&bytes[..bytes.len().min(checksummed)]);
+            hasher.write(&bytes[..bytes.len().min(checksum_len)]);
         }
         hasher.finish()
     }

@@ -7,7 +7,7 @@ use rpcrdma_mempool::Buf;
 
 use super::call::{Answered, MAX_CHUNKS, Ready, ServedCall, ServerCall};
 use super::deferred::DeferredCall;
-use super::duplicate_requests::{CHECKSUMMED, CallKey, ClientId, DuplicateRequestCache, Lookup};
+use super::duplicate_requests::{CallKey, ClientId, DEFAULT_CHECKSUM_LEN, DuplicateRequestCache, Lookup};
 use super::handler::{Handler, IntoAsyncHandler, IntoHandler, Local, Sharing, Task, Threads};
 use crate::binding::Binding;
 use crate::cross_thread::panics::catch_panic;
@@ -44,19 +44,19 @@ pub struct Procedure<S: Sharing = Threads> {
     pub(crate) cached: Option<ProcedureCache>,
     /// Whether its calls have no reply.
     pub(crate) is_one_way: bool,
-    /// Whether its calls always run at once on the shard, and are not cached.
-    runs_here: bool,
+    /// Whether its calls always run immediately on the receiving shard, and are not cached.
+    runs_immediately: bool,
     /// Bytes of the RPC message of the longest reply, with results or a refusal.
     pub(crate) reply_room: usize,
 }
 
-/// The duplicate request cache of a procedure, with the function that identifies callers.
+/// The duplicate request cache of a procedure, with the function that identifies clients.
 #[derive(Clone)]
 pub(crate) struct ProcedureCache {
     cache: Arc<DuplicateRequestCache>,
     client: Arc<Identify>,
-    /// Bytes that the key covers of each argument.
-    checksummed: usize,
+    /// Bytes of each argument that the key covers.
+    checksum_len: usize,
 }
 
 /// Identifies the caller of a call.
@@ -67,7 +67,7 @@ impl ProcedureCache {
         cache: Arc<DuplicateRequestCache>,
         client: impl Fn(&ServerCall) -> Option<ClientId> + Send + Sync + 'static,
     ) -> Self {
-        Self { cache, client: Arc::new(client), checksummed: CHECKSUMMED }
+        Self { cache, client: Arc::new(client), checksum_len: DEFAULT_CHECKSUM_LEN }
     }
 
     /// Looks a call up in the cache.
@@ -75,7 +75,7 @@ impl ProcedureCache {
     /// Returns `None` for a new call, which then holds its entry of the cache and counts against the quota of `owner`.
     ///
     /// # Errors
-    /// The application's function that identifies callers panicked, with this text.
+    /// The application's function that identifies clients panicked, with this text.
     pub(crate) fn look_up(&self, call: &mut ServedCall<Ready>, owner: &str) -> Result<Option<Lookup>, Box<str>> {
         let Some(key) = self.key(call.view())? else { return Ok(Some(Lookup::Unidentified)) };
         Ok(match self.cache.begin(key, owner) {
@@ -94,7 +94,7 @@ impl ProcedureCache {
 
     fn key(&self, call: &ServerCall) -> Result<Option<CallKey>, Box<str>> {
         let client = catch_panic(|| (self.client)(call))?;
-        Ok(client.map(|client| self.cache.key(client, call, self.checksummed)))
+        Ok(client.map(|client| self.cache.key(client, call, self.checksum_len)))
     }
 }
 
@@ -127,7 +127,7 @@ impl Procedure {
             read_target: self.read_target.clone().map(|choose| choose as _),
             cached: self.cached.clone(),
             is_one_way: self.is_one_way,
-            runs_here: self.runs_here,
+            runs_immediately: self.runs_immediately,
             reply_room: self.reply_room,
         }
     }
@@ -143,7 +143,7 @@ impl<S: Sharing> Procedure<S> {
             read_target: None,
             cached: None,
             is_one_way: false,
-            runs_here: true,
+            runs_immediately: true,
             reply_room: REFUSAL_LEN,
         }
     }
@@ -192,11 +192,11 @@ impl<S: Sharing> Procedure<S> {
     /// Reads Read chunks into memory that `choose` returns.
     ///
     /// `choose` gets the call with its inline arguments, the index of the chunk, and the length of the chunk including
-    /// an XDR round-up. The window of the returned buffer is the target; it may be longer than the chunk. If `choose`
-    /// returns `None`, the chunk is read into memory of the shard's pool. The handler gets the chunk by
+    /// an XDR round-up. The current range of the returned buffer is the target; it may be longer than the chunk. If
+    /// `choose` returns `None`, the chunk is read into memory of the shard's pool. The handler gets the chunk by
     /// [`ServerCall::read_chunk`] or [`take_read_chunk`](ServerCall::take_read_chunk).
     ///
-    /// The buffer must be of a pool made on the shard's thread, in the pool's own arena or in one of
+    /// The buffer must come from a pool that was created on the shard's thread, in the shard's own arena or in one of
     /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is
     /// answered with SYSTEM_ERR, and none of its chunks is read. The log names the cause, and
     /// [`ShardStats::get`](crate::stats::ShardStats::get)`("read_targets_refused")` counts such buffers.
@@ -231,8 +231,8 @@ impl<S: Sharing> Procedure<S> {
     ///
     /// A retransmission gets the reply of the original call, once that has run. It gets SYSTEM_ERR if that reply is no
     /// longer cached, or was lost because the handler panicked. While the cache is full of running calls, a new call
-    /// gets ERR_SYSTEM in version 2; in version 1 its connection is closed, so that the client retransmits. `client`
-    /// identifies the caller: [`by_host`](super::duplicate_requests::by_host),
+    /// gets the transport error ERR_SYSTEM in version 2; in version 1 its connection is closed, so that the client
+    /// retransmits. `client` identifies the caller: [`by_host`](super::duplicate_requests::by_host),
     /// [`by_credential`](super::duplicate_requests::by_credential), or a function of the upper layer. A call without an
     /// identity (`None`) runs each time.
     ///
@@ -257,15 +257,15 @@ impl<S: Sharing> Procedure<S> {
     /// count as one argument, and each Read chunk as another one. Call this after [`cached`](Self::cached).
     pub fn checksummed(mut self, bytes: usize) -> Self {
         if let Some(cached) = &mut self.cached {
-            cached.checksummed = bytes;
+            cached.checksum_len = bytes;
         }
         self
     }
 
-    /// Runs a call whose procedure always runs at once on the shard; otherwise returns the call.
+    /// Runs a call whose procedure always runs immediately on the shard; returns any other call.
     #[inline(always)]
-    pub(crate) fn run_here(&self, call: ServedCall<Ready>) -> Result<ServedCall<Answered>, ServedCall<Ready>> {
-        if self.runs_here { Ok(self.run(call)) } else { Err(call) }
+    pub(crate) fn run_immediately(&self, call: ServedCall<Ready>) -> Result<ServedCall<Answered>, ServedCall<Ready>> {
+        if self.runs_immediately { Ok(self.run(call)) } else { Err(call) }
     }
 
     /// Runs a call, on a shard or a worker. A panic of the handler ends only this call.
@@ -300,7 +300,7 @@ impl<S: Sharing> Procedure<S> {
 
     /// Passes a call to its deferred handler; returns the handler's future, if any.
     ///
-    /// If the handler panics, the call is answered as a dropped one, and `panicked` gets the text.
+    /// If the handler panics, the call is answered like a dropped call (SYSTEM_ERR), and `panicked` gets the text.
     pub(crate) fn defer(&self, call: DeferredCall, panicked: impl FnOnce(Box<str>)) -> Option<Task> {
         let Handler::Defer(handler) = &self.handler else { return None };
         catch_panic(|| handler(call)).unwrap_or_else(|panic| {
@@ -417,7 +417,7 @@ pub type LocalProcedure = Procedure<Local>;
 
 /// Longest RPC reply header of a refusal: accepted, with a range, and no verifier.
 pub(crate) const REFUSAL_LEN: usize = 64;
-/// Marks a procedure number without an entry.
+/// Marks a procedure number without a procedure.
 pub(crate) const NO_ENTRY: usize = usize::MAX;
 /// Highest valid procedure number.
 pub const MAX_PROCEDURE: u32 = 1023;
@@ -437,45 +437,47 @@ impl<S: Sharing> Services<S> {
 
     /// Checks each procedure by `check`, which returns the defect.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<String>) -> Result<(), StartError> {
-        let refused = self.procedures().find_map(|(name, entry)| {
-            let cause = check(&self.entries[entry])?;
+        let refused = self.procedures().find_map(|(name, index)| {
+            let cause = check(&self.entries[index])?;
             Some(StartError::conflict(format_args!("{name}: {cause}")))
         });
         refused.map_or(Ok(()), Err)
     }
 
-    /// Name and entry of each procedure.
+    /// Name of each procedure, and its index in `entries`.
     pub(crate) fn procedures(&self) -> impl Iterator<Item = (ProcedureName, usize)> + '_ {
         self.versions.iter().flat_map(|&ServiceVersion { program, version, ref procedures }| {
             let name = move |number| ProcedureName { program, version, procedure: number as u32 };
-            let entries = procedures.iter().enumerate().filter(|&(_, &entry)| entry != NO_ENTRY);
-            entries.map(move |(number, &entry)| (name(number), entry))
+            let indices = procedures.iter().enumerate().filter(|&(_, &index)| index != NO_ENTRY);
+            indices.map(move |(number, &index)| (name(number), index))
         })
     }
 
-    /// Name of an entry's procedure.
+    /// Name of the procedure with this index.
     #[cold]
-    pub(crate) fn name_of(&self, entry: usize) -> Option<ProcedureName> {
-        self.procedures().find(|&(_, found)| found == entry).map(|(name, _)| name)
+    pub(crate) fn name_of(&self, index: usize) -> Option<ProcedureName> {
+        self.procedures().find(|&(_, other)| other == index).map(|(name, _)| name)
     }
 
     /// Checks that no procedure runs on workers, for a server without them.
     pub(crate) fn check_placement(&self) -> Result<(), StartError> {
         let cause = "`Procedure::on_workers`, or `run` in the placement file, needs `ServerConfig::workers`, which is \
                      `None`";
-        self.check(|entry| entry.on_workers.then(|| cause.into()))
+        self.check(|procedure| procedure.on_workers.then(|| cause.into()))
     }
 
-    /// Checks that no procedure needs a longer buffer than the longest.
+    /// Checks that buffers of `longest` bytes suffice for every procedure.
     ///
-    /// Replies need `headroom` beside their bytes. No configuration can have longer buffers than `possible` bytes.
+    /// A reply needs `headroom` bytes in addition. Buffers have at most `possible` bytes in any configuration.
     pub(crate) fn check_buffers(&self, longest: usize, possible: usize, headroom: usize) -> Result<(), StartError> {
-        self.check(|entry| {
-            let Binding { arguments, results, .. } = entry.binding;
+        self.check(|procedure| {
+            let Binding { arguments, results, .. } = procedure.binding;
+            let reads_into_pool = arguments.count > 0 && procedure.read_target.is_none();
+            let writes_from_pool = results.count > 0 && !procedure.results_from_handler;
             let needs = [
-                ("read_chunks", if arguments.count > 0 && entry.read_target.is_none() { arguments.max_len } else { 0 }),
-                ("write_chunks", if results.count > 0 && !entry.results_from_handler { results.max_len } else { 0 }),
-                ("max_reply", headroom.saturating_add(entry.reply_room)),
+                ("read_chunks", if reads_into_pool { arguments.max_len } else { 0 }),
+                ("write_chunks", if writes_from_pool { results.max_len } else { 0 }),
+                ("max_reply", headroom.saturating_add(procedure.reply_room)),
             ];
             let (declared, needed) = needs.into_iter().find(|&(_, needed)| needed > longest)?;
             let knob = if declared == "max_reply" { "long_buffers" } else { "bulk_buffers" };
@@ -507,7 +509,7 @@ impl<S: Sharing> Services<S> {
             "{name}: a deferred handler runs on the shard, which excludes `Procedure::on_workers`"
         );
         entry.reply_room = ACCEPTED_REPLY_LEN.saturating_add(entry.binding.max_reply).max(REFUSAL_LEN);
-        entry.runs_here = !entry.on_workers && entry.cached.is_none() && !entry.is_deferred();
+        entry.runs_immediately = !entry.on_workers && entry.cached.is_none() && !entry.is_deferred();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
             self.entries.push(Procedure::with_handler(Handler::Null));
@@ -529,12 +531,12 @@ impl<S: Sharing> Services<S> {
         &self.entries[index]
     }
 
-    /// Index of a procedure's entry, or the refusal of its calls (RFC 5531 §9).
+    /// Index of a procedure, or the refusal of its calls (RFC 5531 §9).
     pub(crate) fn find(&self, program: u32, version: u32, procedure: u32) -> Result<usize, Refusal> {
         let versions = || self.versions.iter().filter(move |known| known.program == program);
         if let Some(known) = versions().find(|known| known.version == version) {
-            let entry = known.procedures.get(procedure as usize).filter(|&&entry| entry != NO_ENTRY);
-            return entry.copied().ok_or(Refusal::ProcedureUnavailable);
+            let index = known.procedures.get(procedure as usize).filter(|&&index| index != NO_ENTRY);
+            return index.copied().ok_or(Refusal::ProcedureUnavailable);
         }
         let numbers = || versions().map(|known| known.version);
         Err(match (numbers().min(), numbers().max()) {
@@ -578,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_a_declaration_beyond_any_buffer_suggests_no_knob() {
+    fn error_of_a_declaration_beyond_any_buffer_suggests_a_smaller_one() {
         let error_of = |procedure: Procedure| {
             let mut services = Services::new();
             services.add(0x2000_0001, 3, 7, procedure);

@@ -155,14 +155,14 @@ impl<'a> ResultWriter<'a> {
 
     /// Reads from a file into the result, and returns the length.
     ///
-    /// Reads from byte `offset` until `most` bytes are read, the room is full, or the file ends.
+    /// Reads from byte `offset` until `max_len` bytes are read, the room is full, or the file ends.
     ///
     /// # Errors
     /// `pread` failed; nothing is written.
-    pub fn read_from(&mut self, file: impl AsFd, offset: u64, most: usize) -> io::Result<usize> {
+    pub fn read_from(&mut self, file: impl AsFd, offset: u64, max_len: usize) -> io::Result<usize> {
         // The kernel refuses a range that exceeds the largest file, although no file has bytes there.
         let before_limit = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
-        let target_len = most.min(self.room()).min(before_limit);
+        let target_len = max_len.min(self.room()).min(before_limit);
         let room = self.next(target_len).map_err(io::Error::other)?;
         let mut len = 0;
         while len < target_len {

@@ -1,4 +1,4 @@
-//! Periodic checks of connections, in parts, because a check of all at once would delay their messages.
+//! Periodic checks of connections, in parts, because a check of all together would delay their messages.
 //!
 //! # Obligations
 //!
@@ -11,9 +11,9 @@
 //! short. A keep-alive is a pure grant; in version 1 it is an RDMA Write of no bytes, which the peer's device
 //! acknowledges.
 //!
-//! The shard cannot see that a peer waits for credits, because a fast receiver replaces each used credit at once. So
-//! the limit of a busy connection grows while more than three quarters of the shard's Receives are unreserved: they are
-//! posted anyway.
+//! The shard cannot see that a peer waits for credits, because a fast receiver replaces each used credit immediately.
+//! So the limit of a busy connection grows while more than three quarters of the shard's Receives are unreserved. This
+//! costs nothing, because unreserved Receives are posted anyway.
 //!
 //! # Calls without an answer
 //!
@@ -24,7 +24,7 @@ use std::mem;
 
 use log::Level;
 
-use super::admission::receive_budget::moment;
+use super::admission::receive_budget::keep_alive_tick;
 use super::clock::nanoseconds;
 use super::connection::close_reason::LocalClose;
 use super::connection::{Conn, Stage};
@@ -41,7 +41,8 @@ use crate::wire::Version;
 const PARTS: usize = 16;
 /// Checks of obligations within [`timeouts.progress`](crate::config::TimeoutConfig::progress).
 const CHECKS: u64 = 8;
-/// Unreported bytes that may precede an obligation: headers, and messages of the peer.
+/// Allowance for bytes that the device sends before the awaited ones and does not report: headers, and messages of the
+/// peer.
 const SLACK: u64 = 256 << 10;
 /// Control-plane intervals between two checks of a credit limit.
 const INTERVALS: u64 = 8;
@@ -50,8 +51,8 @@ const TURNOVERS: u64 = 8;
 
 /// Nanoseconds between two checks of a connection's unanswered calls: a second.
 const UNANSWERED_INTERVAL: u64 = 1_000_000_000;
-/// Number of connections up to which the unanswered calls of all are checked at once.
-const MAX_CHECKED_AT_ONCE: usize = 64;
+/// Number of connections up to which the unanswered calls of all are checked together.
+const MAX_CHECKED_TOGETHER: usize = 64;
 
 /// For each part that is due, the nanoseconds since its last check. A connection's part is its slot modulo [`PARTS`].
 type Due = [Option<u64>; PARTS];
@@ -67,10 +68,10 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// Starts the checks that are due. Each part is due every `every` nanoseconds; after a pause several parts are due,
-    /// each once.
-    fn begin(&mut self, now: u64, every: u64) -> Due {
-        let (mut due, step) = ([None; PARTS], (every / PARTS as u64).max(1));
+    /// Starts the checks that are due. Each part is due every `interval` nanoseconds; after a pause several parts are
+    /// due, each once.
+    fn begin(&mut self, now: u64, interval: u64) -> Due {
+        let (mut due, step) = ([None; PARTS], (interval / PARTS as u64).max(1));
         let Some(late) = now.checked_sub(self.due) else { return due };
         for _ in 0..(late / step).saturating_add(1).min(PARTS as u64) {
             let checked = mem::replace(&mut self.checked[self.part], now);
@@ -103,17 +104,17 @@ fn work_of(stats: &ShardStats) -> u64 {
 }
 
 impl ObligationChecks {
-    /// Starts the checks that are due, each part every `every` nanoseconds.
+    /// Starts the checks that are due, each part every `interval` nanoseconds.
     ///
-    /// The time of a pause does not count, because peers cannot make progress while this side is suspended, and their
-    /// messages may be unread. For repeated pauses, at most the time of two checks counts.
-    fn begin(&mut self, now: u64, every: u64) -> Due {
-        let is_pause = now.saturating_sub(self.rounds.due) > every.saturating_mul(2);
+    /// The time of a pause counts as 0, because peers cannot make progress while this side is suspended, and their
+    /// messages may be unread. Each further pause in a row counts as at most two intervals.
+    fn begin(&mut self, now: u64, interval: u64) -> Due {
+        let is_pause = now.saturating_sub(self.rounds.due) > interval.saturating_mul(2);
         let was_paused = mem::replace(&mut self.paused, is_pause);
-        let max_nanos = if is_pause && !was_paused { 0 } else { every.saturating_mul(2) };
-        let due = self.rounds.begin(now, every).map(|part| part.map(|nanos| nanos.min(max_nanos)));
+        let max_nanos = if is_pause && !was_paused { 0 } else { interval.saturating_mul(2) };
+        let due = self.rounds.begin(now, interval).map(|part| part.map(|nanos| nanos.min(max_nanos)));
         self.quiet += due.iter().flatten().count();
-        self.all_due = now.saturating_add(every);
+        self.all_due = now.saturating_add(interval);
         due
     }
 
@@ -126,7 +127,7 @@ impl ObligationChecks {
     }
 
     /// Closes the connections whose peers are late; part of step 5 of a turn.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
+    pub(super) fn run_checks<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let now = cx.clock.read();
         if now >= self.rounds.due {
             self.end_stalled(cx, now);
@@ -142,15 +143,15 @@ impl ObligationChecks {
     /// Checks the due connections, and closes those whose peers are late.
     fn end_stalled<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         let timeout = nanoseconds(cx.config.timeouts.progress);
-        let every = (timeout / CHECKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
-        let due = self.begin(now, every);
+        let interval = (timeout / CHECKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
+        let due = self.begin(now, interval);
         cx.with_slots(
             |slot| due[slot % PARTS].is_some(),
             |cx, conn| {
                 let nanos = due[conn.qp().slot as usize % PARTS].unwrap_or(0);
                 if !self.check(cx, conn, nanos, timeout) && conn.obligations.awaits_sends() {
-                    // The last Sends may be unsignaled, so their completion is requested. This happens now, because a
-                    // later request would follow later Reads, whose bytes do not count.
+                    // The last Sends may be unsignaled, so their completion is requested. A signaled request that
+                    // follows later Reads would complete only after these, and their bytes do not extend the deadline.
                     cx.request_completion(conn);
                 }
             },
@@ -163,17 +164,17 @@ impl ObligationChecks {
             return false;
         }
         let (in_device, flow) = (cx.fabric.holds_sends(conn.qp()), cx.fabric.flow(conn.qp()));
-        let obligations = obligations_of(conn, in_device, cx.config.limits.max_abandoned);
-        let unfinished_message =
-            if obligations.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
-        // The device does not report bytes that are not posted yet. If it reports none, all known bytes are unseen.
+        let current = obligations_of(conn, in_device, cx.config.limits.max_abandoned);
+        let unfinished_message = if current.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
+        // The device does not report bytes that are not posted yet. If it reports no bytes at all, those of all
+        // outstanding Reads and Writes are unseen.
         let unseen = unfinished_message
             + match flow {
                 Some(_) => SLACK + conn.sends.unposted(),
-                None => conn.served.outstanding_reads().bytes as u64 + (obligations.written - conn.obligations.written),
+                None => conn.served.outstanding_reads().bytes as u64 + (current.written - conn.obligations.written),
             };
         let (receive, min_rate) = (cx.config.wire.receive_size as u64, cx.config.limits.min_rate);
-        let (waited, why) = conn.obligations.check(obligations, &Interval { nanos, flow, unseen, receive, min_rate });
+        let (waited, why) = conn.obligations.check(current, &Interval { nanos, flow, unseen, receive, min_rate });
         if conn.obligations.is_any_owed() {
             self.quiet = 0;
         }
@@ -205,8 +206,8 @@ fn obligations_of(conn: &Conn, in_device: bool, max_abandoned: usize) -> PeerObl
         written: conn.sends.written_so_far(),
         read_calls,
         read_calls_done,
-        replies: status.queued,
-        granted: status.sent,
+        queued_replies: status.queued,
+        sent_replies: status.sent,
         waiting: if status.queued == status.sent { 0 } else { conn.served.waiting_bytes() },
         half_sent: status.partial_message,
         withheld: conn.proto.calls().withheld_answers(max_abandoned, conn.proto.credits()),
@@ -224,22 +225,23 @@ pub(super) struct CreditLimits {
 impl CreditLimits {
     /// Whether to check all connections for keep-alive now. Many new connections, which make the control plane run more
     /// often, cause no extra checks.
-    fn take_keep_alive(&mut self, now: u64, every: u64) -> bool {
-        let due = every != 0 && now >= self.keep_alive_due;
+    fn take_keep_alive(&mut self, now: u64, interval: u64) -> bool {
+        let due = interval != 0 && now >= self.keep_alive_due;
         if due {
-            self.keep_alive_due = now.saturating_add(1).checked_next_multiple_of(moment(every)).unwrap_or(u64::MAX);
+            self.keep_alive_due =
+                now.saturating_add(1).checked_next_multiple_of(keep_alive_tick(interval)).unwrap_or(u64::MAX);
         }
         due
     }
 
     /// Adapts credit limits, and sends keep-alives; part of step 5 of a turn.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
+    pub(super) fn adapt_limits<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let now = cx.clock.read();
         cx.resume_grants();
         let due = self.rounds.begin(now, INTERVALS * nanoseconds(cx.config.poll.control_interval));
-        let every = nanoseconds(cx.config.timeouts.keep_alive);
-        let keep_alive = self.take_keep_alive(now, every);
-        if every != 0 && !cx.conns.slots().is_empty() {
+        let interval = nanoseconds(cx.config.timeouts.keep_alive);
+        let keep_alive = self.take_keep_alive(now, interval);
+        if interval != 0 && !cx.conns.slots().is_empty() {
             cx.schedule.wake_by(self.keep_alive_due);
         }
         if due == [None; PARTS] && !keep_alive {
@@ -254,7 +256,7 @@ impl CreditLimits {
                     fit_limit(cx, conn, open);
                 }
                 if keep_alive && conn.stage() == Stage::Open {
-                    send_keep_alive(cx, conn, now, every);
+                    send_keep_alive(cx, conn, now, interval);
                 }
             },
         );
@@ -287,8 +289,8 @@ fn fit_limit<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, open: usize) 
     cx.update_reservation(conn);
 }
 
-fn send_keep_alive<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, now: u64, every: u64) {
-    if !conn.usage.needs_keep_alive(conn.proto.counters().sent, now, every) {
+fn send_keep_alive<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, now: u64, interval: u64) {
+    if !conn.usage.needs_keep_alive(conn.proto.counters().sent, now, interval) {
         return;
     }
     if conn.proto.terms().version == Version::V2 {
@@ -321,9 +323,9 @@ impl UnansweredCalls {
     }
 
     /// Logs calls without an answer, by procedure; part of a control-plane run.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
+    pub(super) fn report<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let now = cx.clock.read();
-        let parts = if cx.conns.slots().len() <= MAX_CHECKED_AT_ONCE { PARTS } else { 1 };
+        let parts = if cx.conns.slots().len() <= MAX_CHECKED_TOGETHER { PARTS } else { 1 };
         for _ in 0..parts {
             let Some(part) = self.take_due(now) else { return };
             cx.with_slots(|slot| slot % PARTS == part, report_unanswered);
@@ -359,17 +361,17 @@ mod tests {
     use super::*;
 
     /// Interval of each part.
-    const EVERY: u64 = 10 * PARTS as u64;
+    const INTERVAL: u64 = 10 * PARTS as u64;
 
     #[test]
     fn each_part_is_due_once_per_interval_and_after_a_pause_all_are() {
         let mut rounds = Rounds::default();
         let mut at = |now| {
-            let due = rounds.begin(now, EVERY);
+            let due = rounds.begin(now, INTERVAL);
             (0..2 * PARTS).filter(|&slot| due[slot % PARTS].is_some()).collect::<Vec<_>>()
         };
         assert_eq!(at(1_000_000).len(), 32, "all parts are due at first");
-        assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "no part is due again at once");
+        assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "no part is due again immediately");
         let turns: Vec<_> = (1..=PARTS as u64).map(|n| at(1_000_000 + 10 * n)).collect();
         assert_eq!((&turns[0][..], &turns[15][..]), (&[0, 16][..], &[15, 31][..]));
         assert!(at(1_000_169).is_empty());
@@ -379,55 +381,56 @@ mod tests {
     }
 
     #[test]
-    fn keep_alive_is_due_once_per_moment() {
+    fn keep_alive_is_due_once_per_tick() {
         let mut limits = CreditLimits::default();
-        let due =
-            |limits: &mut CreditLimits, every| (800..1600).filter(|&now| limits.take_keep_alive(now, every)).count();
+        let due = |limits: &mut CreditLimits, interval| {
+            (800..1600).filter(|&now| limits.take_keep_alive(now, interval)).count()
+        };
         assert_eq!((due(&mut limits, 0), due(&mut limits, 800)), (0, 8), "at 800, 900 and so on");
     }
 
     #[test]
     fn a_pause_does_not_count_as_delay_of_a_peer() {
         let mut checks = ObligationChecks::default();
-        assert_eq!(checks.begin(10_000, EVERY), [Some(0); PARTS], "after a pause all parts are due");
+        assert_eq!(checks.begin(10_000, INTERVAL), [Some(0); PARTS], "after a pause all parts are due");
         assert_eq!(
-            checks.begin(20_000, EVERY),
-            [Some(2 * EVERY); PARTS],
+            checks.begin(20_000, INTERVAL),
+            [Some(2 * INTERVAL); PARTS],
             "the second pause in a row counts as two checks"
         );
-        assert_eq!(checks.begin(checks.rounds.due, EVERY)[0], Some(10));
-        assert_eq!(checks.begin(u64::MAX, EVERY), [Some(0); PARTS]);
+        assert_eq!(checks.begin(checks.rounds.due, INTERVAL)[0], Some(10));
+        assert_eq!(checks.begin(u64::MAX, INTERVAL), [Some(0); PARTS]);
     }
 
     #[test]
     fn parts_are_checked_in_turn() {
         let mut checks = ObligationChecks::default();
-        checks.begin(10_000, EVERY);
+        checks.begin(10_000, INTERVAL);
         for part in 0..PARTS {
-            let turn = checks.begin(checks.rounds.due, EVERY);
+            let turn = checks.begin(checks.rounds.due, INTERVAL);
             let checked: Vec<_> = (0..PARTS).filter(|&other| turn[other].is_some()).collect();
             assert_eq!((checked, turn[part]), (vec![part], Some(10 + 10 * part as u64)));
         }
-        let turn = checks.begin(checks.rounds.due + 20, EVERY);
+        let turn = checks.begin(checks.rounds.due + 20, INTERVAL);
         assert_eq!(
             turn.iter().filter(|part| part.is_some()).count(),
             3,
             "two intervals late, so two more parts are due"
         );
-        assert_eq!(turn[..3], [Some(EVERY + 20), Some(EVERY + 10), Some(EVERY)]);
+        assert_eq!(turn[..3], [Some(INTERVAL + 20), Some(INTERVAL + 10), Some(INTERVAL)]);
     }
 
     #[test]
     fn all_parts_are_checked_after_a_sleep_unless_nothing_was_owed_or_done() {
         let mut checks = ObligationChecks::default();
-        checks.begin(10_000, EVERY);
+        checks.begin(10_000, INTERVAL);
         assert_eq!(checks.next_full_check(0), u64::MAX, "no obligation was found");
-        assert_eq!(checks.next_full_check(1), 10_000 + EVERY, "the work since then may have caused an obligation");
-        assert_eq!(checks.begin(checks.all_due, EVERY), [Some(EVERY); PARTS]);
+        assert_eq!(checks.next_full_check(1), 10_000 + INTERVAL, "the work since then may have caused an obligation");
+        assert_eq!(checks.begin(checks.all_due, INTERVAL), [Some(INTERVAL); PARTS]);
         assert_eq!(checks.next_full_check(1), u64::MAX);
         // This part has an obligation.
-        checks.begin(checks.rounds.due, EVERY);
+        checks.begin(checks.rounds.due, INTERVAL);
         checks.quiet = 0;
-        assert_eq!(checks.next_full_check(1), checks.rounds.due + EVERY - 10);
+        assert_eq!(checks.next_full_check(1), checks.rounds.due + INTERVAL - 10);
     }
 }

@@ -71,7 +71,7 @@ impl Clock {
     }
 
     /// Reads the clock less often in idle turns, because a shard on its own thread runs its turns in close succession.
-    pub(super) fn spin(&mut self) {
+    pub(super) fn read_rarely_when_idle(&mut self) {
         self.idle = TURNS;
         self.end_sleep();
     }
@@ -228,15 +228,15 @@ pub(super) struct Sampler {
     /// Calls until the next sample.
     until: u64,
     /// Average distance; 0 for no samples.
-    every: u64,
+    average: u64,
     /// State of a xorshift generator, with the same seed in each run.
     state: u64,
 }
 
 impl Sampler {
-    /// Samples one of `every` calls on average: 1 for all, 0 for none.
-    pub(super) fn new(every: u32) -> Self {
-        let mut sampler = Self { until: 0, every: every.into(), state: 0x9E37_79B9_7F4A_7C15 };
+    /// Samples one of `average` calls, at irregular distances: 1 for all, 0 for none.
+    pub(super) fn new(average: u32) -> Self {
+        let mut sampler = Self { until: 0, average: average.into(), state: 0x9E37_79B9_7F4A_7C15 };
         sampler.draw();
         sampler
     }
@@ -255,8 +255,8 @@ impl Sampler {
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
         // Without sampling, the count never reaches 0.
-        self.until = (2 * self.every).checked_sub(1).map_or(u64::MAX, |span| self.state % span + 1);
-        self.every > 0
+        self.until = (2 * self.average).checked_sub(1).map_or(u64::MAX, |span| self.state % span + 1);
+        self.average > 0
     }
 }
 
@@ -270,7 +270,7 @@ mod tests {
         let readings = |busy: bool, spins: bool| {
             let mut clock = Clock::simulated(&time);
             if spins {
-                clock.spin();
+                clock.read_rarely_when_idle();
             }
             (0..32)
                 .filter(|_| {
@@ -296,7 +296,7 @@ mod tests {
         turns(&mut polled);
         assert_eq!(polled.take_blocked(), None, "a shard that its owner polls never counts as blocked");
         let mut clock = Clock::simulated(&time);
-        clock.spin();
+        clock.read_rarely_when_idle();
         time.advance(Duration::from_millis(999));
         turns(&mut clock);
         assert_eq!(clock.take_blocked(), None);
@@ -317,11 +317,11 @@ mod tests {
     fn control_plane_runs_at_intervals_or_on_request() {
         let mut schedule = Schedule::default();
         let interval = Duration::from_nanos(10);
-        assert!(schedule.take_control_due(5, interval), "the first run is due at once");
+        assert!(schedule.take_control_due(5, interval), "the first run is due immediately");
         assert!(!schedule.take_control_due(14, interval));
         assert!(schedule.take_control_due(15, interval));
         schedule.control_now();
-        assert!(schedule.take_control_due(16, interval), "a requested run is due at once");
+        assert!(schedule.take_control_due(16, interval), "a requested run is due immediately");
         schedule.end_sleep(false, 20);
         assert!(
             !schedule.take_control_due(19, interval) && schedule.take_control_due(20, interval),
@@ -340,7 +340,7 @@ mod tests {
         let mut schedule = Schedule::default();
         assert_eq!(runs(&mut schedule, 0, 12_800_000), 10, "one per interval");
         schedule.hasten(interval);
-        assert!(schedule.take_control_due(12_800_000, interval), "a run is due at once");
+        assert!(schedule.take_control_due(12_800_000, interval), "a run is due immediately");
         assert!(!schedule.take_control_due(12_809_000, interval) && schedule.take_control_due(12_810_000, interval));
         assert_eq!(runs(&mut schedule, 12_811_000, 14_080_000), 6, "each interval is twice the last");
         assert_eq!(runs(&mut schedule, 14_080_000, 26_880_000), 10, "one per interval");

@@ -128,7 +128,7 @@ impl<F: Fabric> ShardContext<F> {
         result
     }
 
-    /// Returns a connection to the table. A closed connection ends in the next control-plane run, due at once.
+    /// Returns a connection to the table. A closed connection ends in the next control-plane run, due immediately.
     #[inline(always)]
     pub(super) fn restore(&mut self, conn: Box<Conn>) {
         if !self.conns.restore(conn) {
@@ -213,13 +213,13 @@ impl<F: Fabric> ShardContext<F> {
         let is_counted = self.memory.receives.spared.0 == self.stats.turns;
         let counted = if is_counted { conn.receive_reservation.spared } else { 0 };
         let mut others_spared = self.spared().saturating_sub(counted);
-        if !self.memory.receives.suffice_without(others_spared + own_spared) {
+        if !self.memory.receives.has_enough_without(others_spared + own_spared) {
             // Calls may have arrived since the last count.
             others_spared = self.count_spared();
         }
-        let suffice = self.memory.receives.suffice_without(others_spared + own_spared);
+        let suffice = self.memory.receives.has_enough_without(others_spared + own_spared);
         self.memory.receives.ran_short |= !suffice;
-        // The connection may grant now, so it needs two of its spared Receives, as `suffice_without` requires.
+        // The connection may grant now, so it needs two of its spared Receives, as `has_enough_without` requires.
         conn.receive_reservation.spared = if suffice { own_spared.saturating_sub(2) } else { own_spared };
         self.memory.receives.spared = (self.stats.turns, others_spared + conn.receive_reservation.spared);
         suffice

@@ -227,7 +227,7 @@ impl<F: Fabric> ShardContext<F> {
         }
     }
 
-    /// Sends a part other than the last. Returns false without memory.
+    /// Sends a part other than the last. Returns false if there is no memory.
     fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation) -> bool {
         let (limit, left) = (conn.proto.terms().send_inline_threshold, continuation.rest.len());
         // The last part is never empty, and parts end at XDR words.

@@ -26,7 +26,7 @@ use crate::wire::properties::ReverseSupport;
 
 /// Windows that every fabric grants to a connection.
 const MAX_WINDOWS: usize = 1 << 16;
-/// Divisor of a connection's share of the free receives.
+/// Divisor of a connection's share of the free Receives.
 const SHARE_DIVISOR: usize = 8;
 /// Messages that a peer may send before any grant: its first one, and a pure grant.
 const UNGRANTED: usize = 2;
@@ -40,7 +40,7 @@ const REQUEST_PART_OF_TURN: u64 = 16;
 const ROUND_TRIPS: u32 = 3;
 /// TCP's least retransmission time-out, by which a lost packet is delayed.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
-/// Least round trip of a peer that counts as distant, so that its packets may be lost.
+/// Round-trip time from which lost packets are allowed for.
 const DISTANT: Duration = Duration::from_millis(2);
 /// Longest [`silence`].
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
@@ -58,6 +58,18 @@ struct PendingSetup {
     deadline: u64,
 }
 
+/// This side's role on a connection.
+#[derive(Debug)]
+pub(super) enum ConnRole {
+    Client {
+        version_1_only: bool,
+    },
+    Server {
+        /// Private data of the peer's connect request.
+        private_data: Option<PrivateData>,
+    },
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     /// Events of connections that were not taken yet.
@@ -73,8 +85,9 @@ pub(super) struct Lifecycle {
     /// Whether accepting, connecting and reconnecting have stopped.
     pub(super) draining: bool,
     pub(super) last_evictions: LastEvictions,
-    /// First XID of the next connection. It starts at random, because a duplicate request cache takes an equal call of
-    /// a client with an equal XID for a retransmission, even from another shard or process.
+    /// First XID of the next connection. It starts at random, because a duplicate request cache mistakes a new call for
+    /// a retransmission if the client has made the same call with the same XID before, even in another shard or
+    /// process.
     pub(super) seed: u32,
 }
 
@@ -99,8 +112,8 @@ impl Lifecycle {
         self.setups.retain(|setup| setup.qp != qp);
     }
 
-    /// Deadline for the connect requests of a turn that starts with them now, in nanoseconds. If handlers make turns
-    /// long, requests get a part of the last turn's length; otherwise each request would wait for one turn.
+    /// Time until which this turn may answer connect requests, in nanoseconds. If handlers make turns long, requests
+    /// get a part of the last turn's length, because otherwise only one request would be answered per turn.
     fn request_deadline(&mut self, now: u64) -> u64 {
         let turn = self.interrupted.take().map_or(0, |then| now.saturating_sub(then));
         now.saturating_add(REQUEST_TIME.max(turn / REQUEST_PART_OF_TURN))
@@ -124,12 +137,12 @@ impl<F: Fabric> Shard<F> {
     /// Starts to connect. [`ShardEvent`]s report the outcome.
     ///
     /// # Errors
-    /// Those of [`Fabric::connect`], or receives are short.
+    /// Those of [`Fabric::connect`], or Receives are short.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
         let credits = self.receive_share()?;
         let params = self.params();
         let qp = self.cx.fabric.connect(address, &params).map_err(name_knob_of_memory)?;
-        let config = self.conn_config(credits, false, None, false);
+        let config = self.conn_config(credits, ConnRole::Client { version_1_only: false });
         let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
         conn.reconnect.address = Some(address.clone());
         self.insert(conn);
@@ -184,8 +197,8 @@ impl<F: Fabric> Shard<F> {
         // The send queue has room for a Send for each outstanding message, and as many Binds, Reads and Writes. Work
         // that does not fit waits, because each slot costs the device some hundred bytes per connection.
         let (capabilities, limits) = (self.cx.fabric.capabilities(), &self.cx.config.limits);
-        let under_way = limits.max_credits.max(limits.max_calls as u32);
-        let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
+        let outstanding = limits.max_credits.max(limits.max_calls as u32);
+        let send_queue_depth = (2 * outstanding).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
         // One window for each buffer that a connection may expose. The number of calls is not a bound, because an
         // answered call keeps its windows until their revocation, when another call may use its slot already.
@@ -206,14 +219,14 @@ impl<F: Fabric> Shard<F> {
     /// Receives for one more connection: the configured number, limited to a share of the unreserved ones.
     ///
     /// # Errors
-    /// Too few are unreserved, or buffers for the reserved ones are missing.
+    /// Too few Receives are unreserved, or the reserved ones lack buffers.
     pub(super) fn receive_share(&mut self) -> Result<u32, FabricError> {
-        if !self.cx.memory.receives.exceed_by(UNGRANTED) {
+        if !self.cx.memory.receives.has_unreserved(UNGRANTED) {
             self.cx.refill();
         }
-        let has_buffers = self.cx.memory.receives.exceed_by(UNGRANTED) || {
+        let has_buffers = self.cx.memory.receives.has_unreserved(UNGRANTED) || {
             let spared = self.cx.count_spared();
-            self.cx.memory.receives.suffice_without(spared)
+            self.cx.memory.receives.has_enough_without(spared)
         };
         if !has_buffers {
             return Err(no_receives(
@@ -236,13 +249,11 @@ impl<F: Fabric> Shard<F> {
         Ok(self.cx.config.limits.credits.min(share))
     }
 
-    pub(super) fn conn_config(
-        &mut self,
-        credits: u32,
-        server: bool,
-        peer: Option<PrivateData>,
-        version_1_only: bool,
-    ) -> ConnConfig {
+    pub(super) fn conn_config(&mut self, credits: u32, role: ConnRole) -> ConnConfig {
+        let (server, private_data, version_1_only) = match role {
+            ConnRole::Client { version_1_only } => (false, None, version_1_only),
+            ConnRole::Server { private_data } => (true, private_data, false),
+        };
         let xid_seed = self.life.next_seed();
         let config = &self.cx.config;
         let serves = self.responder.serves();
@@ -252,7 +263,7 @@ impl<F: Fabric> Shard<F> {
         let reverse_calls = reverse_credits as usize;
         ConnConfig {
             credit_mode: if version_1_only { CreditMode::V1 } else { config.wire.credit_mode },
-            // Version 1 cannot authenticate, so such a server answers it with its range of versions.
+            // A server that requires host authentication refuses version 1, which cannot authenticate.
             version_1: config.wire.version_1 && !(server && matches!(config.wire.host_auth, AuthPolicy::Required(_))),
             revision: config.debug.revision,
             server,
@@ -278,7 +289,7 @@ impl<F: Fabric> Shard<F> {
             unsolicited_per_second: config.limits.max_unsolicited_per_second,
             auth: config.wire.host_auth.clone(),
             decode_by_layout: config.debug.decode_by_layout,
-            private_data: peer,
+            private_data,
         }
     }
 
@@ -290,7 +301,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.stats.connections_made += 1;
         self.cx.refill();
         if let Some(error) = failure {
-            self.close_now(qp, PeerFault::NotAuthenticated(error));
+            self.close_qp(qp, PeerFault::NotAuthenticated(error));
         }
     }
 
@@ -308,16 +319,16 @@ impl<F: Fabric> Shard<F> {
         }
         self.cx.log.report_suppressed(self.cx.clock.read());
         self.changes.control(&mut self.cx);
-        self.credit_limits.control(&mut self.cx);
-        self.obligation_checks.control(&mut self.cx);
+        self.credit_limits.adapt_limits(&mut self.cx);
+        self.obligation_checks.run_checks(&mut self.cx);
         self.check_setups();
         self.responder.control(&mut self.cx, self.task.is_some());
         for conn in self.cross_thread.late_connects(&mut self.cx.clock, &mut self.cx.schedule) {
             // The connection's close event answers the waiting thread.
-            self.end_now(conn, LocalClose::ConnectTimeout);
+            self.close_without_reconnect(conn, LocalClose::ConnectTimeout);
         }
         self.requester.retransmit_delayed(&mut self.cx);
-        self.unanswered.control(&mut self.cx);
+        self.unanswered.report(&mut self.cx);
         self.reconnect();
         self.end_closed();
     }
@@ -369,9 +380,9 @@ impl<F: Fabric> Shard<F> {
             }
             ControlEvent::Established { qp, private_data } => self.handle_established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {
-                self.close_now(qp, CloseCause::Rejected { said: private_data });
+                self.close_qp(qp, CloseCause::Rejected { text: private_data });
             }
-            ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
+            ControlEvent::ConnectFailed { qp, error } => self.close_qp(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
                 // A failed work request has more detail. Its completion may have arrived since this turn's completions
                 // were polled, so the shard handles the next ones before it ends the connection.
@@ -435,7 +446,7 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let (now, conns) = (self.cx.clock.read(), &mut self.cx.conns);
-        // The server's first message may be other than the answer; such a message does not open the client by itself.
+        // If the server sends another message before its answer, no event opens the client.
         let mut is_open = |qp| conns.get_mut(qp).is_some_and(|conn| conn.proto.session().is_open());
         let is_due = |setup: &&PendingSetup| setup.deadline <= now || setup.negotiates && is_open(setup.qp);
         let due: Vec<QpId> = self.life.setups.iter().filter(is_due).map(|setup| setup.qp).collect();
@@ -458,13 +469,13 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Closes a connection now.
-    pub(super) fn close_now(&mut self, qp: QpId, reason: impl Into<CloseReason>) {
+    /// Closes the connection of this queue pair now.
+    pub(super) fn close_qp(&mut self, qp: QpId, reason: impl Into<CloseReason>) {
         self.with(qp, |_, conn| conn.end_for(reason));
     }
 
-    /// Closes the connection that has this name for its owner, in any stage; it does not reconnect.
-    pub(super) fn end_now(&mut self, conn: ConnRef, reason: LocalClose) {
+    /// Closes the connection with this handle, in any stage; it does not reconnect.
+    pub(super) fn close_without_reconnect(&mut self, conn: ConnRef, reason: LocalClose) {
         self.with_ref(conn, |_, conn| {
             conn.reconnect.address = None;
             if conn.stage() == Stage::Reconnecting {
@@ -491,7 +502,7 @@ impl<F: Fabric> Shard<F> {
         self.cross_thread.publish_reason(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
         self.requester.end_connection_calls(&mut self.cx, &mut conn, reason.kind());
-        conn.report_ended(&reason);
+        conn.report_closed(&reason);
         log::debug!("{origin:?} closed: {reason}");
         if let Some(accepted) = &conn.accepted {
             let (host, closed_by_peer) = (accepted.host(), reason.kind() == CloseReasonKind::Peer);
@@ -532,10 +543,11 @@ impl<F: Fabric> Shard<F> {
         self.cx.resume_grants();
     }
 
-    /// Whether a draining connection without calls stays open for messages in flight: the rest of a continued message
-    /// or, when the shard drains, calls, because the peer gets an error for each. Calls after the close are lost, and
-    /// the peer cannot know whether they ran. The time starts once the peer has received the replies, because it may
-    /// send its next call after them.
+    /// Whether a draining connection without calls stays open for messages in flight.
+    ///
+    /// It waits for the rest of a continued message. If the shard drains, it also waits for calls that the peer has
+    /// already sent, and answers each with an error. Calls after the close are lost, and the peer cannot know whether
+    /// they ran. The time starts once the peer has received the replies, because it may send its next call after them.
     pub(super) fn must_linger(&mut self, conn: &mut Conn) -> bool {
         // The fabric may still send replies, which takes long if the peer is slow, and closing the queue pair waits
         // only briefly for them. `timeouts.progress` ends the connection of a peer that receives nothing.
@@ -561,7 +573,8 @@ impl<F: Fabric> Shard<F> {
         awaits_sends || now < deadline
     }
 
-    /// Reconnects of an ended connection since it was last useful; `None` if it does not reconnect.
+    /// Number of reconnects of a lost connection since it last answered a call, or was open for long. `None` if it does
+    /// not reconnect.
     fn attempts_before_reconnect(&mut self, conn: &Conn) -> Option<u32> {
         let is_permanent = conn.close_reason().is_some_and(CloseReason::is_permanent);
         if self.life.draining || conn.reconnect.address.is_none() || is_permanent {
@@ -585,7 +598,7 @@ impl<F: Fabric> Shard<F> {
         let fallback = conn.mark_lost(attempts, &self.cx.config.wire);
         if let Some(reason) = conn.close_reason() {
             let line = format_args!("{}: reconnecting: {reason}", conn.log_name());
-            self.cx.log_for_procedure(Level::Info, "connections lost that reconnect", None, line);
+            self.cx.log_for_procedure(Level::Info, "lost connections that are reconnecting", None, line);
             if fallback == Some(Fallback::Unanswered) {
                 let line = format_args!("{}: falls back to version 1 for one connection: {reason}", conn.log_name());
                 self.cx.warn("fallbacks to version 1", line);
@@ -617,7 +630,8 @@ impl<F: Fabric> Shard<F> {
             }
             match self.reconnect_qp(&conn) {
                 Ok((qp, credits)) => {
-                    let config = self.conn_config(credits, false, None, conn.reconnect.fallback.is_some());
+                    let config = self
+                        .conn_config(credits, ConnRole::Client { version_1_only: conn.reconnect.fallback.is_some() });
                     conn.attach_qp(qp, config);
                     self.insert(conn);
                 }

@@ -162,8 +162,8 @@ impl<F: Fabric> Shard<F> {
             Event::Rejected(RejectReason::Answered(ErrorBody::System)) => cx.warn(
                 "messages answered with ERR_SYSTEM",
                 format_args!(
-                    "{}: ERR_SYSTEM to a call: too long, no buffer for its parts, or the peer is not authenticated yet \
-                     (wire.reassemble_up_to, memory.long_buffers, wire.host_auth)",
+                    "{}: replied transport error ERR_SYSTEM to a call: too long, no buffer for its parts, or the peer \
+                     is not authenticated yet (wire.reassemble_up_to, memory.long_buffers, wire.host_auth)",
                     conn.log_name()
                 ),
             ),

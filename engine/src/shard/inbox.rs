@@ -11,7 +11,7 @@ use rustix::fd::BorrowedFd;
 use super::characteristics::ResizeError;
 use super::clock::{Clock, Schedule, nanoseconds};
 use super::connection::ConnRef;
-use super::connection::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
+use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonSlot, LocalClose};
 use super::context::{ConnTable, ShardContext};
 use super::requester::{CallRequest, CallResult, ChunkMemory, CompletionTarget, FailedCall, procedure_of};
 use super::{Shard, ShardEvent};
@@ -81,7 +81,7 @@ pub(crate) struct ConnectRequest {
     /// Time within which the connection must be established.
     pub(crate) timeout: Duration,
     /// Slot for the close reason.
-    pub(crate) closed: Arc<ClosedBecause>,
+    pub(crate) closed: Arc<CloseReasonSlot>,
     pub(crate) completer: Completer<Result<OwnedConn, CloseReason>>,
 }
 
@@ -115,7 +115,7 @@ pub(crate) enum Command {
     Call(RemoteCall),
     Connect(ConnectRequest),
     /// Stores the close reason of this connection in the slot.
-    Watch(ConnRef, Arc<ClosedBecause>),
+    Watch(ConnRef, Arc<CloseReasonSlot>),
     /// Allocates chunk memory of this many bytes.
     Alloc(ConnRef, usize, Completer<Result<Buf, CallError>>),
     /// Allocates chunk memory, waiting for a free buffer.
@@ -150,7 +150,7 @@ pub(super) struct CrossThreadState {
 struct ClientConn {
     conn: ConnRef,
     /// Slot from which the client reads its close reason.
-    closed: Weak<ClosedBecause>,
+    closed: Weak<CloseReasonSlot>,
     /// While a thread waits for the connection: the deadline in nanoseconds, and the answer.
     connecting: Option<(u64, Completer<Result<OwnedConn, CloseReason>>)>,
 }
@@ -206,7 +206,7 @@ impl CrossThreadState {
     }
 
     /// Registers a client on another thread for the close reason of its connection.
-    fn watch(&mut self, conns: &ConnTable, conn: ConnRef, closed: &Arc<ClosedBecause>) {
+    fn watch(&mut self, conns: &ConnTable, conn: ConnRef, closed: &Arc<CloseReasonSlot>) {
         if conns.get(conn).is_some() {
             self.add_client(ClientConn { conn, closed: Arc::downgrade(closed), connecting: None });
         } else {
@@ -265,7 +265,7 @@ impl<F: Fabric> Shard<F> {
             Command::Stats(connections, answer) => answer.complete(self.stats_with_connections(connections)),
             Command::Resize(bytes, answer) => answer.complete(self.change_receive_size(bytes)),
             Command::Close(conn) => self.cross_thread.closing.push((conn, CLOSE_POLLS)),
-            Command::Abort(conn) => self.end_now(conn, LocalClose::Requested),
+            Command::Abort(conn) => self.close_without_reconnect(conn, LocalClose::Requested),
             Command::Drain => {
                 self.drain();
                 self.cross_thread.stopped = self.is_drained();
@@ -343,7 +343,7 @@ impl AllocQueue {
         self.waiters.is_empty()
     }
 
-    /// Queues a wait. An impossible length fails at once.
+    /// Queues a wait. An impossible length fails immediately.
     fn wait<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: ConnRef, len: usize, answer: Answer) {
         let sizes = cx.config.memory.bulk_buffers.iter().map(|&(size, _)| size);
         let Some(size) = sizes.filter(|&size| size >= len).min() else {

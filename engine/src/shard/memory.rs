@@ -1,4 +1,4 @@
-//! Memory of a shard: its pool, its Receives, and the buffer sizes that are reserved for waiting calls.
+//! Memory of a shard: its pool, its Receives, and the buffer sizes that are withheld for waiting calls.
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Pool};
 
@@ -64,8 +64,8 @@ pub(super) struct ShardMemory {
     /// Buffers of a Receive's size that are left to calls, unless Receives need them.
     left_to_calls: usize,
     pub(super) sizes: ReceiveSizes,
-    /// Buffer sizes that calls wait for, ascending.
-    reserved_sizes: Vec<usize>,
+    /// Buffer sizes that are withheld for waiting calls, ascending.
+    withheld_sizes: Vec<usize>,
     /// Failed allocations.
     pub(super) failures: u64,
 }
@@ -89,7 +89,7 @@ impl ShardMemory {
             receives: ReceiveBudget::new(config.memory.receives),
             left_to_calls: config.memory.message_buffers / 2,
             sizes: ReceiveSizes { announced, filled, capacity, configured_capacity, ..ReceiveSizes::default() },
-            reserved_sizes: Vec::new(),
+            withheld_sizes: Vec::new(),
             failures: 0,
         })
     }
@@ -163,39 +163,39 @@ impl ShardMemory {
         self.pool.sizes().find(|&size| size >= len).unwrap_or(usize::MAX)
     }
 
-    /// Reserves buffers of a size for the calls that wait for them.
-    pub(super) fn reserve_size(&mut self, size: usize) {
-        if let Err(at) = self.reserved_sizes.binary_search(&size) {
-            self.reserved_sizes.insert(at, size);
+    /// Withholds buffers of a size from later calls, because an earlier call waits for them.
+    pub(super) fn withhold_size(&mut self, size: usize) {
+        if let Err(at) = self.withheld_sizes.binary_search(&size) {
+            self.withheld_sizes.insert(at, size);
         }
     }
 
-    /// Ends all reservations of sizes.
+    /// Releases all withheld sizes.
     pub(super) fn release_sizes(&mut self) {
-        self.reserved_sizes.clear();
+        self.withheld_sizes.clear();
     }
 
-    /// Whether this size is reserved for waiting calls.
-    pub(super) fn is_size_reserved(&self, size: usize) -> bool {
-        self.reserved_sizes.contains(&size)
+    /// Whether this size is withheld for waiting calls.
+    pub(super) fn is_size_withheld(&self, size: usize) -> bool {
+        self.withheld_sizes.contains(&size)
     }
 
-    /// Whether any size is reserved.
+    /// Whether any size is withheld.
     #[inline(always)]
-    pub(super) fn has_reserved_sizes(&self) -> bool {
-        !self.reserved_sizes.is_empty()
+    pub(super) fn has_withheld_sizes(&self) -> bool {
+        !self.withheld_sizes.is_empty()
     }
 
-    /// The longest buffer for `len` bytes that no call waits for.
+    /// The longest buffer for `len` bytes whose size is not withheld.
     #[inline(always)]
     pub(super) fn longest_for(&self, len: usize) -> usize {
-        if self.has_reserved_sizes() { self.longest_not_reserved(len) } else { usize::MAX }
+        if self.has_withheld_sizes() { self.longest_not_withheld(len) } else { usize::MAX }
     }
 
     #[cold]
-    fn longest_not_reserved(&self, len: usize) -> usize {
+    fn longest_not_withheld(&self, len: usize) -> usize {
         let class = self.class_of(len);
-        self.reserved_sizes.iter().find(|&&size| size > class).map_or(usize::MAX, |&size| size - 1)
+        self.withheld_sizes.iter().find(|&&size| size > class).map_or(usize::MAX, |&size| size - 1)
     }
 
     /// Number of buffers that calls share: `count` buffers that hold `len` bytes, less those that are Receives.
@@ -226,7 +226,7 @@ impl ShardMemory {
         }
     }
 
-    /// Allocates a buffer whose window starts at an aligned byte. The buffers themselves are not aligned, so that they
+    /// Allocates a buffer whose range starts at an aligned byte. The buffers themselves are not aligned, so that they
     /// spread over the sets of the cache.
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {

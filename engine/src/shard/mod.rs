@@ -13,7 +13,7 @@
 //! | `responder` | engine of the peers' calls |
 //! | `requester` | engine of our calls |
 //! | `context` | shared by both engines: device, memory, clock, table of connections, statistics |
-//! | `memory` | the pool, the Receives, and the sizes reserved for waiting calls |
+//! | `memory` | the pool, the Receives, and the sizes withheld for waiting calls |
 //! | `connection` | one connection: life cycle, close reason, reconnecting |
 //! | `admission` | which calls and connections of peers may use memory: quotas, waiting calls, Receives, eviction |
 //! | `send_queue` | work requests of a connection, and their completions |
@@ -71,7 +71,7 @@ use checks::{CreditLimits, ObligationChecks, UnansweredCalls};
 use clock::Clock;
 pub use clock::SimulatedTime;
 pub use connection::ConnRef;
-pub(crate) use connection::close_reason::ClosedBecause;
+pub(crate) use connection::close_reason::CloseReasonSlot;
 pub use connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use connection::{Conn, Stage};
 use context::ShardContext;

@@ -38,9 +38,9 @@ pub(super) struct PeerObligations {
     /// Numbers of calls so far whose RDMA Reads were posted, and completed.
     pub(super) read_calls: u32,
     pub(super) read_calls_done: u32,
-    /// Replies that had to wait for a grant so far, and those granted.
-    pub(super) replies: u32,
-    pub(super) granted: u32,
+    /// Replies and parts of messages that had to wait for a grant so far, and those of them that were sent.
+    pub(super) queued_replies: u32,
+    pub(super) sent_replies: u32,
     /// Bytes of waiting replies, if any waits for a grant.
     pub(super) waiting: u64,
     /// Number of the incomplete incoming message.
@@ -137,8 +137,8 @@ pub(super) struct ObligationTimers {
     answers: ObligationTimer,
     /// Bytes that the device has moved.
     moved: u64,
-    /// Granted replies.
-    granted: u32,
+    /// [`PeerObligations::sent_replies`] at the last check.
+    sent_replies: u32,
     /// [`PeerObligations::written`] when the awaited Send was chosen.
     pub(super) written: u64,
 }
@@ -159,8 +159,10 @@ impl ObligationTimers {
             self.written = obligations.written;
         }
         // The last reply has to wait for the bytes and grants of the earlier ones.
-        let newly_granted =
-            obligations.granted.wrapping_sub(std::mem::replace(&mut self.granted, obligations.granted)).cast_signed();
+        let newly_granted = obligations
+            .sent_replies
+            .wrapping_sub(std::mem::replace(&mut self.sent_replies, obligations.sent_replies))
+            .cast_signed();
         let granted = time(interval.receive).saturating_mul(newly_granted.max(0) as u64);
         let of_replies = Elapsed { queued: queued.saturating_add(time(obligations.waiting)), granted, ..elapsed };
         // An answer may be short, so moved bytes do not extend its deadline.
@@ -168,7 +170,7 @@ impl ObligationTimers {
         let waits = [
             (self.sends.check(obligations.sends, obligations.completed, &elapsed), SENDS),
             (self.reads.check(obligations.read_calls, obligations.read_calls_done, &elapsed), READS),
-            (self.replies.check(obligations.replies, obligations.granted, &of_replies), GRANT),
+            (self.replies.check(obligations.queued_replies, obligations.sent_replies, &of_replies), GRANT),
             (self.message.check(obligations.half_sent, &elapsed), MESSAGE),
             (self.answers.check(obligations.withheld, &of_answers), ANSWERS),
         ];
@@ -244,10 +246,11 @@ mod tests {
     #[test]
     fn grants_unfinished_messages_and_reads_have_deadlines() {
         let mut timers = ObligationTimers::default();
-        let obligations = PeerObligations { replies: 3, granted: 2, half_sent: Some(1), ..PeerObligations::default() };
+        let obligations =
+            PeerObligations { queued_replies: 3, sent_replies: 2, half_sent: Some(1), ..PeerObligations::default() };
         check(&mut timers, obligations, 1);
         assert_eq!(check(&mut timers, obligations, 5).0, 5);
-        assert_eq!(check(&mut timers, PeerObligations { granted: 3, ..obligations }, 5), (10, MESSAGE));
+        assert_eq!(check(&mut timers, PeerObligations { sent_replies: 3, ..obligations }, 5), (10, MESSAGE));
         assert_eq!(
             check(&mut timers, PeerObligations { half_sent: Some(2), ..PeerObligations::default() }, 5).0,
             0,
@@ -276,7 +279,11 @@ mod tests {
     #[test]
     fn grants_below_the_least_rate_make_a_peer_late() {
         let mut timers = ObligationTimers::default();
-        let replies = |replies, granted| PeerObligations { replies, granted, ..PeerObligations::default() };
+        let replies = |queued_replies, sent_replies| PeerObligations {
+            queued_replies,
+            sent_replies,
+            ..PeerObligations::default()
+        };
         check(&mut timers, replies(40, 0), 1);
         assert_eq!(check(&mut timers, replies(41, 1), 5), (2, GRANT), "the granted reply extends the deadline by 3 ns");
         assert_eq!(check(&mut timers, replies(42, 2), 5), (4, GRANT), "the grants are slower than the least rate");
@@ -288,23 +295,23 @@ mod tests {
 
     #[test]
     fn a_peer_that_grants_at_the_least_rate_is_never_late() {
-        let mut timers = ObligationTimers { granted: u32::MAX - 9, ..ObligationTimers::default() };
+        let mut timers = ObligationTimers { sent_replies: u32::MAX - 9, ..ObligationTimers::default() };
         let obligations = |granted: u32| PeerObligations {
-            replies: 30,
-            granted: granted.wrapping_sub(10),
+            queued_replies: 30,
+            sent_replies: granted.wrapping_sub(10),
             ..PeerObligations::default()
         };
         check(&mut timers, obligations(0), 1);
         // Each check grants two replies in the time of two Receives.
         let late: Vec<_> = (1..=15).map(|n| check(&mut timers, obligations(2 * n), 6).0).collect();
         assert_eq!(late, [0; 15]);
-        assert_eq!(check(&mut timers, obligations(39), 6).0, 0, "nine grants at once");
+        assert_eq!(check(&mut timers, obligations(39), 6).0, 0, "nine grants together");
         assert_eq!(check(&mut timers, obligations(38), 6).0, 6, "the last reply waits again");
     }
 
     #[test]
     fn bytes_of_earlier_replies_extend_the_deadline_of_the_last() {
-        let obligations = PeerObligations { replies: 40, waiting: 150, ..PeerObligations::default() };
+        let obligations = PeerObligations { queued_replies: 40, waiting: 150, ..PeerObligations::default() };
         let mut timers = ObligationTimers::default();
         check_flow(&mut timers, obligations, 100, 0, 0);
         let waited = [100, 200, 300].map(|moved| check_flow(&mut timers, obligations, 100, moved, 0));

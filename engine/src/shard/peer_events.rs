@@ -53,7 +53,7 @@ pub enum PeerEvent<'a> {
     ///
     /// Reported before the first call of its [`Caller`] runs.
     Established(&'a Peer),
-    /// The connection is closed, with the reason.
+    /// The connection has closed, with the reason.
     ///
     /// Reported exactly once for each established connection, after the last handler of its [`Caller`]; also at the end
     /// of the server. Deferred calls may still exist.
@@ -65,7 +65,7 @@ pub enum PeerEvent<'a> {
 /// Its panics are caught and logged.
 ///
 /// It runs on the thread of the connection's shard. If that shard has stopped while workers ran calls of the
-/// connection, the last worker's thread reports the end.
+/// connection, the last worker's thread reports the close.
 #[derive(Clone)]
 pub struct PeerHook(Arc<Hook>);
 
@@ -140,7 +140,7 @@ struct PendingClose {
 
 impl CloseReport {
     /// Sets the close reason. Workers may still have calls of the connection.
-    pub(super) fn end(self, identity: Option<Arc<str>>, reason: CloseReason) {
+    pub(super) fn set_reason(self, identity: Option<Arc<str>>, reason: CloseReason) {
         // Each connection closes once.
         let _ = self.0.end.set((identity, reason));
     }
@@ -166,9 +166,9 @@ pub(super) struct PeerInfo {
     since: u64,
     /// Whether its first message has not arrived yet.
     pub(super) is_new: bool,
-    /// Number of useful messages at the last check.
+    /// Number of useful messages at the last check: those that were neither rejected nor pure grants.
     useful: u64,
-    /// Time of the check that found this number first, in nanoseconds.
+    /// Time of the check that first found this number, in nanoseconds.
     last_useful: u64,
 }
 
@@ -249,18 +249,18 @@ mod tests {
     }
 
     #[test]
-    fn each_connection_and_its_end_are_reported_once() {
+    fn each_connection_and_its_close_are_reported_once() {
         let events = RecordedEvents::default();
         let reporter = reporter(&events);
         let mut conn = accepted(3);
-        conn.report_ended(&LocalClose::Requested.into());
-        assert!(events.take().is_empty(), "no end is reported without a start");
+        conn.report_closed(&LocalClose::Requested.into());
+        assert!(events.take().is_empty(), "no close is reported before the connection is established");
         conn.report_established(&reporter);
         conn.report_established(&reporter);
         assert_eq!(events.take(), ["3 established"]);
-        conn.report_ended(&LocalClose::Evicted.into());
+        conn.report_closed(&LocalClose::Evicted.into());
         assert_eq!(events.take(), [format!("3: {}", LocalClose::Evicted)]);
-        conn.report_ended(&LocalClose::Requested.into());
+        conn.report_closed(&LocalClose::Requested.into());
         drop(conn);
         assert!(events.take().is_empty(), "the close is reported once");
     }
@@ -272,9 +272,9 @@ mod tests {
         let mut conn = accepted(3);
         conn.report_established(&reporter);
         let calls = [conn.close_report.clone(), conn.close_report.clone()];
-        conn.report_ended(&LocalClose::Requested.into());
+        conn.report_closed(&LocalClose::Requested.into());
         drop((conn, reporter));
-        assert_eq!(events.take(), ["3 established"], "the end is not reported while workers have calls");
+        assert_eq!(events.take(), ["3 established"], "the close is not reported while workers have calls");
         let [first, last] = calls;
         drop(first);
         assert!(events.take().is_empty());
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn open_connections_are_reported_closed_with_their_shard() {
+    fn open_connections_are_reported_closed_when_their_shard_is_dropped() {
         let events = RecordedEvents::default();
         let reporter = reporter(&events);
         let mut conn = accepted(7);

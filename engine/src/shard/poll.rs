@@ -343,7 +343,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Sends a message that is only a header. Returns false without a buffer; the message then stays queued.
+    /// Sends a message that is only a header. If there is no buffer, returns false, and the message stays queued.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing) -> bool {
         let end = if let Outgoing::Control { room } = out { room } else { Outgoing::SHORT };
         let Some(mut buf) = self.cx.memory.alloc(end) else {

@@ -180,14 +180,14 @@ impl SendQueue {
 
     /// Sends that have not completed.
     #[inline]
-    pub(super) fn under_way(&self) -> u32 {
+    pub(super) fn outstanding(&self) -> u32 {
         self.sends.wrapping_sub(self.completed)
     }
 
     /// Sends that have not completed, up to the last one that follows RDMA Writes.
-    pub(super) fn writers_under_way(&self) -> u32 {
+    pub(super) fn outstanding_writers(&self) -> u32 {
         let count = self.writer.wrapping_sub(self.completed);
-        if (1..=self.under_way()).contains(&count) { count } else { 0 }
+        if (1..=self.outstanding()).contains(&count) { count } else { 0 }
     }
 
     /// Numbers of the last Send, and of the last completed one. They wrap.
@@ -237,12 +237,12 @@ mod tests {
         for _ in 0..7 {
             queue.push_send(buf(&pool), None, 4);
         }
-        assert_eq!(queue.under_way(), 7);
+        assert_eq!(queue.outstanding(), 7);
         assert_eq!(signalled(&mut queue), [1], "the fourth Send, whose number has wrapped");
         assert!(queue.has_unsignalled() && queue.awaits_completion());
         queue.send_completed(1);
         assert!(queue.has_unsignalled() && !queue.awaits_completion());
-        assert_eq!((queue.under_way(), queue.numbers()), (3, (4, 1)));
+        assert_eq!((queue.outstanding(), queue.numbers()), (3, (4, 1)));
     }
 
     #[test]
@@ -263,11 +263,11 @@ mod tests {
         let (pool, mut queue) = (pool(), SendQueue::new());
         queue.push_send(buf(&pool), None, 16);
         assert!(queue.has_unsignalled() && !queue.awaits_completion());
-        queue.push_empty_write(buf(&pool).lend().expect("the pool's own thread"));
+        queue.push_empty_write(buf(&pool).lend().expect("lent by the owning thread"));
         assert!(!queue.has_unsignalled() && queue.awaits_completion());
         assert_eq!(signalled(&mut queue), [2]);
         queue.send_completed(2);
-        assert_eq!(queue.under_way(), 0);
+        assert_eq!(queue.outstanding(), 0);
     }
 
     #[test]
@@ -289,20 +289,20 @@ mod tests {
     #[test]
     fn other_work_requests_do_not_count_as_sends_and_unposted_ones_stay_queued() {
         let (pool, mut queue) = (pool(), SendQueue::new());
-        let lent = buf(&pool).lend().expect("the pool's own thread");
+        let lent = buf(&pool).lend().expect("lent by the owning thread");
         let remote = RemoteMemory { rkey: 1, address: 2 };
         let read = || WorkRequest::Read { dst: lent.clone(), offset: 0, len: 8, remote };
         queue.push_send(buf(&pool), None, 16);
         queue.push(read());
         queue.push_named(7, true, read);
         queue.truncate(2);
-        assert_eq!((queue.len(), queue.under_way()), (2, 1));
+        assert_eq!((queue.len(), queue.outstanding()), (2, 1));
         let (count, result) = queue.post(|chain| {
             chain.drain(..1);
             Err("full")
         });
         assert_eq!((count, result, queue.len()), (1, Err("full"), 1));
         queue.forget_device();
-        assert!(queue.is_empty() && queue.under_way() == 0 && !queue.has_unsignalled());
+        assert!(queue.is_empty() && queue.outstanding() == 0 && !queue.has_unsignalled());
     }
 }

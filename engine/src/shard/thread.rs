@@ -28,7 +28,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Identifier of the current thread if it is a shard's.
+    /// Identifier of the current thread if a shard was spawned on it. A thread that polls a shard does not set it, so a
+    /// blocking call on that thread is not detected.
     static SHARD: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
@@ -156,8 +157,9 @@ impl ShardHandle {
         self.thread.take()?.join().ok()?
     }
 
-    /// Detaches the shard's thread, which ends after the stop command and its current handler.
+    /// Stops the shard without joining its thread, which ends after its current handler.
     pub(crate) fn detach(mut self) {
+        // The drop of `self` sends the stop command.
         drop(self.thread.take());
     }
 }
@@ -188,7 +190,7 @@ impl<F: Fabric> Shard<F> {
     /// Polls until stopped.
     fn run_until_stopped(&mut self) -> InterruptedWork {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
-        self.cx.clock.spin();
+        self.cx.clock.read_rarely_when_idle();
         while !self.cross_thread.stopped {
             let busy = self.poll_once();
             // This comes before the sleep, because the close of the last connection ends a drain.
@@ -199,7 +201,7 @@ impl<F: Fabric> Shard<F> {
             if busy {
                 idle.reset();
             } else if !self.cross_thread.stopped {
-                idle.pass(|| self.sleep(LONGEST_SLEEP));
+                idle.spin_yield_or_sleep(|| self.sleep(LONGEST_SLEEP));
             }
         }
         let mut interrupted = InterruptedWork::default();
@@ -216,6 +218,8 @@ impl<F: Fabric> Shard<F> {
     pub(crate) fn sleep(&mut self, longest: Duration) {
         if let Some(timeout) = self.arm(longest) {
             self.cx.clock.measure();
+            // If the task has a descriptor, the sleep was on both descriptors, so this only handles the fabric's
+            // events.
             let slept = self.wait_with_task(timeout);
             self.wait(if slept { Duration::ZERO } else { timeout });
             self.cx.clock.end_sleep();

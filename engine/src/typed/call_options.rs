@@ -92,7 +92,7 @@ impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
 
 /// Options of a typed call: buffers for items, and a time-out.
 ///
-/// Without buffers, eligible arguments and results travel within the messages.
+/// Without buffers, DDP-eligible arguments and results travel within the messages.
 #[must_use]
 pub struct CallOptions<P> {
     /// `None` for a call without buffers, so that such a call executes no instructions for them.
@@ -101,14 +101,14 @@ pub struct CallOptions<P> {
     procedure: PhantomData<fn(P)>,
 }
 
-/// Buffers of eligible items, in order.
+/// Buffers of DDP-eligible items, in order.
 #[derive(Debug, Default)]
 struct Buffers {
     lent: ArrayVec<Buf, MAX_CHUNKS>,
     rooms: ArrayVec<Room, MAX_CHUNKS>,
 }
 
-/// Room for an eligible result: a chunk of this length to allocate, or a buffer.
+/// Room for a DDP-eligible result: a chunk of this length to allocate, or a buffer.
 #[derive(Debug)]
 enum Room {
     Bytes(u32),
@@ -128,7 +128,7 @@ impl<P: Signature> CallOptions<P> {
         Self { buffers: None, timeout: None, procedure: PhantomData }
     }
 
-    /// Lends a buffer's window as the next eligible argument: a Read chunk.
+    /// Lends the bytes of `data` as the next DDP-eligible argument: a Read chunk.
     ///
     /// The arguments name it by [`Bulk::placed`], with its length. The buffer must come from the client's own `alloc`.
     /// Buffers beyond [`MAX_CHUNKS`], and empty ones, return to their pool.
@@ -137,7 +137,7 @@ impl<P: Signature> CallOptions<P> {
         self
     }
 
-    /// Offers a Write chunk of `len` bytes for the next eligible result.
+    /// Offers a Write chunk of `len` bytes for the next DDP-eligible result.
     ///
     /// `len` must not be 0. If the result is longer, the client in version 2 retransmits the call with a longer chunk,
     /// and the handler [runs again](Refusal::ShortChunk); in version 1 the call fails. For a procedure that must not
@@ -147,7 +147,7 @@ impl<P: Signature> CallOptions<P> {
         self
     }
 
-    /// Offers a buffer's window for the next eligible result; see [`write_chunk`](Self::write_chunk).
+    /// Offers the bytes of `room` for the next DDP-eligible result; see [`write_chunk`](Self::write_chunk).
     ///
     /// The result arrives by a Write chunk.
     pub fn write_chunk_into(mut self, room: Buf) -> Self {
@@ -200,7 +200,7 @@ impl<P: Signature> fmt::Debug for CallOptions<P> {
     }
 }
 
-/// Encodes arguments whose eligible items are in these buffers, and adds the chunks.
+/// Encodes arguments whose DDP-eligible items are in these buffers, and adds the chunks.
 #[inline(never)]
 fn encode_lent(
     mut call: ClientCall,
@@ -226,7 +226,7 @@ fn encode_lent(
     }))
 }
 
-/// Places eligible arguments in the buffers that were lent.
+/// Places DDP-eligible arguments in the buffers that were lent.
 struct ArgumentPlacement {
     /// Bytes of the lent buffers.
     lens: ArrayVec<usize, MAX_CHUNKS>,
@@ -280,7 +280,7 @@ impl<P: Signature> Response<P> {
     #[inline]
     pub fn results(&self) -> Result<P::Results<'_>, Error> {
         let chunks = self.reply.has_chunks().then_some(&self.reply);
-        decode((self.reply.results(), chunks)).map_err(Error::Decode)
+        decode(self.reply.results(), chunks).map_err(Error::Decode)
     }
 
     /// The reply itself, with its buffers.

@@ -40,14 +40,14 @@ pub trait Signature: 'static {
     const VERSION: u32;
     /// Procedure number.
     const NUMBER: u32;
-    /// Name in the specification, without the prefix of all procedures.
+    /// Name in the specification, without the prefix that all procedure names share.
     const NAME: &'static str;
     /// Upper-layer binding.
     const BINDING: Binding;
-    /// Maximum bytes of results in front of the first eligible one, including its length word.
+    /// Maximum bytes of results before the first DDP-eligible one, including its length word.
     #[doc(hidden)]
     const HEAD: usize;
-    /// Maximum bytes of eligible results in a reply without Write chunk.
+    /// Maximum bytes of DDP-eligible results in a reply without Write chunk.
     #[doc(hidden)]
     const MAX_INLINE_RESULT: usize;
     /// Whether calls have no reply, like those of [`Procedure::one_way`].
@@ -63,7 +63,7 @@ pub trait Signature: 'static {
 ///
 /// Without chunks, bulk items are decoded like other opaque data.
 #[inline(always)]
-fn decode<'a, T: Decode<'a>>((inline, chunks): (&'a [u8], Option<&'a impl ReceivedChunks>)) -> Result<T, BadXdr> {
+fn decode<'a, T: Decode<'a>>(inline: &'a [u8], chunks: Option<&'a impl ReceivedChunks>) -> Result<T, BadXdr> {
     match chunks {
         None => rpcrdma_xdr::decode(inline),
         Some(chunks) => decode_with_chunks(inline, chunks),
@@ -78,7 +78,7 @@ fn decode_with_chunks<'a, T: Decode<'a>>(inline: &'a [u8], chunks: &'a dyn Recei
     Ok(body)
 }
 
-/// Runs a handler that answers at once.
+/// Runs a handler that answers immediately.
 ///
 /// # Errors
 /// The handler's refusal, or GARBAGE_ARGS if the arguments are invalid and the handler has not run.
@@ -90,45 +90,48 @@ pub fn run<P: Signature>(
     run_in(call, &mut 0, handler)
 }
 
-/// Runs a handler with this number of bytes written for the first eligible item.
+/// Runs a handler.
+///
+/// `inline_data` counts the bytes that the handler has written inline for the first DDP-eligible result.
 #[inline]
 fn run_in<P: Signature>(
     call: &mut ServerCall,
     inline_data: &mut usize,
     handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, ReplySender<'a, P>) -> Result<ReplySent, Refusal>,
 ) -> Result<(), Refusal> {
-    let (info, incoming, out) = call.split(P::BINDING.results.count > 0);
-    let args = decode(incoming).map_err(|_| Refusal::GarbageArguments)?;
+    let (info, (inline, chunks), out) = call.split(P::BINDING.results.count > 0);
+    let args = decode(inline, chunks).map_err(|_| Refusal::GarbageArguments)?;
     handler(info, args, ReplySender::new(out, inline_data)).map(|_| ())
 }
 
-/// Sets a procedure's binding, and the room of its reply, if any.
+/// Sets a procedure's binding, its maximum reply, and whether it is one-way.
 pub fn bound<P: Signature, S: Sharing>(procedure: Procedure<S>) -> Procedure<S> {
     let procedure = procedure.with_binding(P::BINDING).max_reply(longest_reply::<P>(true));
     if P::ONE_WAY { procedure.one_way() } else { procedure }
 }
 
-/// Maximum bytes of inline results, with or without the eligible ones, each of which may have padding.
+/// Maximum bytes of inline results, with or without the DDP-eligible ones.
 const fn longest_reply<P: Signature>(with_eligible: bool) -> usize {
     let count = P::BINDING.results.count;
+    // The padding of each further item is at most 4 bytes.
     let eligible = if with_eligible && count > 0 { padded(P::MAX_INLINE_RESULT) + 4 * (count - 1) } else { 0 };
     P::BINDING.max_reply.saturating_add(eligible)
 }
 
-/// Duplicate request cache of a program, with the function that identifies callers.
+/// Duplicate request cache of a program, with its function that identifies clients.
 #[derive(Clone)]
 pub struct ProgramCache(ProcedureCache);
 
 impl ProgramCache {
-    /// Uses this cache; `client` identifies callers, as for [`Procedure::cached`].
+    /// Uses this cache; `identify` returns the client's identity, as for [`Procedure::cached`].
     pub fn new(
-        replies: Arc<DuplicateRequestCache>,
-        client: impl Fn(&ServerCall) -> Option<ClientId> + Send + Sync + 'static,
+        cache: Arc<DuplicateRequestCache>,
+        identify: impl Fn(&ServerCall) -> Option<ClientId> + Send + Sync + 'static,
     ) -> Self {
-        Self(ProcedureCache::new(replies, client))
+        Self(ProcedureCache::new(cache, identify))
     }
 
-    /// Makes a procedure run each call once.
+    /// Attaches the cache to a procedure, so that each call runs once.
     #[doc(hidden)]
     pub fn on<S: Sharing>(&self, mut procedure: Procedure<S>) -> Procedure<S> {
         procedure.cached = Some(self.0.clone());
@@ -136,9 +139,9 @@ impl ProgramCache {
     }
 }
 
-/// A new cache, which identifies callers [by credential](by_credential).
+/// A new cache, which identifies clients [by credential](by_credential).
 ///
-/// A caller with AUTH_NONE has no identity, so its calls run each time, and the log reports it.
+/// A client with AUTH_NONE has no identity, so its calls run each time, and the log reports it.
 impl Default for ProgramCache {
     fn default() -> Self {
         Self::new(Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), by_credential)

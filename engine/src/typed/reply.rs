@@ -1,4 +1,4 @@
-//! Replies of typed procedures, at once or deferred, encoded into the memory that is sent.
+//! Replies of typed procedures, immediate or deferred, encoded into the memory that is sent.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,10 +17,10 @@ pub struct ReplySent(());
 /// Sender of a typed reply, with the memory of its results.
 ///
 /// A handler [sends](Self::send) results. It may [write](Self::data) or [lend](Self::lend) the data of the first
-/// eligible item before; the results then name the data by [`Bulk::placed`].
+/// DDP-eligible item before; the results then name the data by [`Bulk::placed`].
 pub struct ReplySender<'a, P> {
     out: ResultRoom<'a>,
-    /// Bytes written at [`Signature::HEAD`] for the first eligible item.
+    /// Bytes written at [`Signature::HEAD`] for the first DDP-eligible item.
     inline_data: &'a mut usize,
     procedure: PhantomData<P>,
 }
@@ -51,7 +51,7 @@ impl<'a, P: Signature> ReplySender<'a, P> {
         Ok(ReplySent(()))
     }
 
-    /// Writer of the first eligible result, in the memory that is sent.
+    /// Writer of the first DDP-eligible result, in the memory that is sent.
     ///
     /// The memory is a Write chunk, or a part of the reply. A Write chunk has the room that the caller offers. The
     /// reply has the room that the longest other results leave, or none if unbounded results come before. The results
@@ -63,7 +63,7 @@ impl<'a, P: Signature> ReplySender<'a, P> {
         ReplySender::<P>::new(self.out.reborrow(), self.inline_data).into_data()
     }
 
-    /// Writer of the first eligible result, which borrows the memory for as long as the sender does.
+    /// Writer of the first DDP-eligible result, which borrows the memory for as long as the sender does.
     fn into_data(self) -> Result<ResultWriter<'a>, Refusal> {
         let Self { out: ResultRoom { inline, results, room, .. }, inline_data, .. } = self;
         *inline_data = 0;
@@ -80,7 +80,8 @@ impl<'a, P: Signature> ReplySender<'a, P> {
         Ok(ResultWriter::new(&mut room[..limit], inline_data))
     }
 
-    /// Sends the service's own memory as the first eligible result, as [`set_result`](crate::ServerCall::set_result).
+    /// Sends the service's own memory as the first DDP-eligible result; see
+    /// [`set_result`](crate::ServerCall::set_result).
     ///
     /// Without a Write chunk the data is copied into the reply.
     ///
@@ -109,7 +110,7 @@ impl<P: Signature> fmt::Debug for ReplySender<'_, P> {
 #[must_use = "answer the call; if it is dropped, its caller gets SYSTEM_ERR"]
 pub struct Deferred<P> {
     call: DeferredCall,
-    /// Bytes written at [`Signature::HEAD`] for the first eligible item.
+    /// Bytes written at [`Signature::HEAD`] for the first DDP-eligible item.
     inline_data: usize,
     procedure: PhantomData<fn(P)>,
 }
@@ -139,7 +140,8 @@ pub fn begin<P: Signature, F: Future<Output = ()>>(
 impl<P: Signature> Deferred<P> {
     /// Checks the arguments. Refuses a call with garbage arguments, and returns `None`.
     fn new(call: DeferredCall) -> Option<Self> {
-        if decode::<P::Args<'_>>(call.incoming()).is_err() {
+        let (inline, chunks) = call.incoming();
+        if decode::<P::Args<'_>>(inline, chunks).is_err() {
             call.answer(Err(Refusal::GarbageArguments));
             return None;
         }
@@ -153,7 +155,8 @@ impl<P: Signature> Deferred<P> {
 
     /// The call's arguments, in the memory that they arrived in. Each call of this function decodes them.
     pub fn args(&self) -> P::Args<'_> {
-        decode(self.call.incoming()).expect("checked before the handler got the call")
+        let (inline, chunks) = self.call.incoming();
+        decode(inline, chunks).expect("checked before the handler got the call")
     }
 
     /// Whether the connection is closed; see [`DeferredCall::is_disconnected`].
@@ -166,7 +169,9 @@ impl<P: Signature> Deferred<P> {
         ReplySender::new(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
     }
 
-    /// Writer of the first eligible result; see [`ReplySender::data`]. The memory stays in place: a device may fill it.
+    /// Writer of the first DDP-eligible result; see [`ReplySender::data`].
+    ///
+    /// The memory stays in place: a device may fill it.
     ///
     /// # Errors
     /// Those of [`ReplySender::data`].
@@ -174,7 +179,7 @@ impl<P: Signature> Deferred<P> {
         self.reply_sender().into_data()
     }
 
-    /// Sends the service's own memory as the first eligible result; see [`ReplySender::lend`].
+    /// Sends the service's own memory as the first DDP-eligible result; see [`ReplySender::lend`].
     ///
     /// # Errors
     /// Those of [`ReplySender::lend`].
@@ -193,7 +198,7 @@ impl<P: Signature> Deferred<P> {
         self.call.answer(Err(refusal));
     }
 
-    /// Runs a handler that answers at once, and answers the call.
+    /// Runs a handler that answers immediately, and answers the call.
     pub fn run(
         mut self,
         handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, ReplySender<'a, P>) -> Result<ReplySent, Refusal>,
@@ -214,7 +219,7 @@ impl<P: Signature> fmt::Debug for Deferred<P> {
     }
 }
 
-/// Encodes results whose eligible items may be outside the reply. Returns the bytes of the reply.
+/// Encodes results whose DDP-eligible items may be outside the reply. Returns the bytes of the reply.
 #[inline(never)]
 fn encode_placed<P: Signature>(
     room: &mut [u8],
@@ -235,7 +240,7 @@ fn encode_placed<P: Signature>(
     }
 }
 
-/// Places eligible results in Write chunks, or in the reply.
+/// Places DDP-eligible results in Write chunks, or in the reply.
 struct ResultPlacement<'a> {
     chunks: Results<'a>,
     /// Offset at which inline data of the first item was written.

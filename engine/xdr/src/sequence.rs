@@ -1,4 +1,6 @@
-//! Arrays of variable length, and linked lists, whose elements follow optional pointers.
+//! Arrays of variable length, and linked lists.
+//!
+//! On the wire, an optional pointer precedes each element of a list, and announces it.
 
 use std::fmt;
 
@@ -9,12 +11,12 @@ use crate::{BadXdr, Decode, Decoder, Encode, EncodeError, Encoder};
 /// Received elements are checked once, when the array is decoded; [`iter`](Self::iter) decodes each again.
 pub type Array<'a, T> = Sequence<'a, T, false>;
 
-/// `T *first`, where `T` ends with an optional pointer to the next `T`.
+/// `T *first`, where the XDR type ends with `T *next`.
 ///
-/// A view of received elements, or elements to send. `T` has no field for the pointer.
+/// A view of received elements, or elements to send. The Rust type `T` omits the pointer.
 pub type List<'a, T> = Sequence<'a, T, true>;
 
-/// An [`Array`], or a [`List`] whose elements follow pointers.
+/// An [`Array`], or a [`List`], in which a pointer precedes each element.
 ///
 /// The elements are either all values or all encoded; the other field is empty.
 pub struct Sequence<'a, T, const LINKED: bool> {
@@ -191,7 +193,7 @@ impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Iterator for Iter<'a, T, LIN
     }
 }
 
-/// Builds a [`List`] element by element, in one allocation.
+/// Builds a [`List`] element by element, into one growing buffer.
 ///
 /// It is for elements whose parts do not live as long as the list.
 #[derive(Debug, Default)]
@@ -201,13 +203,13 @@ pub struct ListBuilder {
 }
 
 impl ListBuilder {
-    /// An empty list, with room for elements of `bytes` bytes.
+    /// An empty list, with room for `bytes` bytes of elements and their pointers.
     #[must_use]
     pub fn with_capacity(bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes), count: 0 }
     }
 
-    /// Bytes of the elements.
+    /// Bytes of the encoded elements and their pointers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len()

@@ -16,7 +16,7 @@ fn filled(pool: &Pool, text: &[u8]) -> Buf {
 }
 
 #[test]
-fn the_window_moves_within_the_capacity() {
+fn the_range_moves_within_the_capacity() {
     let pool = pool(&[(256, 2)]);
     let mut buf = pool.alloc(10).unwrap();
     assert_eq!((buf.start(), buf.len(), buf.capacity()), (0, 10, 256));
@@ -28,7 +28,7 @@ fn the_window_moves_within_the_capacity() {
     assert_eq!(*buf, [100, 101, 102]);
     assert_eq!(buf.offset(), buf.base_offset() + 100);
     assert_eq!(buf.address(), pool.arena().base_address() + buf.offset());
-    assert!(buf.extend_front(98) && !buf.extend_front(99), "the window extends only to the front");
+    assert!(buf.extend_front(98) && !buf.extend_front(99), "the range extends only to the front");
     assert_eq!(*buf, [98, 99, 100, 101, 102]);
     buf.set_window(256, 0);
     assert!(buf.is_empty());
@@ -37,7 +37,7 @@ fn the_window_moves_within_the_capacity() {
 }
 
 #[test]
-fn a_window_beyond_the_capacity_panics() {
+fn a_range_beyond_the_capacity_panics() {
     for (start, len) in [(0, 257), (257, 0), (200, 57), (usize::MAX, 2), (2, usize::MAX)] {
         let moved = thread::spawn(move || {
             let pool = pool(&[(256, 1)]);

@@ -156,7 +156,7 @@ struct Moved(Pool);
 // SAFETY: the pool's thread has disowned it, and does not use it any more.
 unsafe impl Send for Moved {}
 
-/// Buffers return to the pool from both threads, and from its new thread at once.
+/// Buffers return to the pool from both threads, and from its new thread immediately.
 #[test]
 fn a_pool_that_changes_its_thread_gets_all_buffers_back() {
     let pool = pool(&[(64, 4)]);

@@ -256,7 +256,7 @@ fn changes_require_support_at_both_ends() {
 }
 
 #[test]
-fn announced_characteristics_take_effect_at_once() {
+fn announced_characteristics_take_effect_immediately() {
     // In each step the client makes a call, and the server sends an update before its reply. A step has the bytes of
     // the arguments and of the Write chunk, then the call as the server receives it: its parts, the segments of its
     // chunk, and whether it offers a handle to invalidate. The client refuses a call with `None`. The property and the

@@ -93,7 +93,7 @@ fn more_memory_than_the_host_has_is_refused() {
     assert_eq!(error.kind(), StartErrorKind::Memory, "{text}");
     assert!(text.starts_with("buffers exceed") && text.contains("`memory.bulk_buffers`"), "{text}");
     assert!(text.contains(" bytes of memory that are available: ") && text.contains(" available: "), "{text}");
-    // Clients allocate this memory for their first chunk, and still return the error at once.
+    // Clients allocate this memory for their first chunk, and still return the error immediately.
     for error in connect_errors(&address, &small_client(too_much)) {
         assert!(error.contains("`memory.bulk_buffers`"), "{error}");
     }

@@ -16,8 +16,8 @@ fn client_config(mode: CreditMode) -> Config {
     in_mode(mode).with(|c| c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)])
 }
 
-/// Makes [`CALLS`] calls with a chunk each, all at once. Returns their tokens in the order of completion.
-fn run_all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
+/// Makes [`CALLS`] calls with a chunk each, all concurrently. Returns their tokens in the order of completion.
+fn run_all_concurrently(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
     client.launch_each(0..CALLS, |client, token| match procedure {
         STORE => prepare_store(client, token),
         _ => client.chunked(LOAD, &be(&[token as u32, LEN as u32]), &[], &[LEN]),
@@ -36,7 +36,7 @@ fn more_calls_than_buffers_are_all_served_in_order() {
     for_each(CREDIT_MODES, |mode| {
         let (world, mut client) = World::pair("waiting", server_config(mode), client_config(mode));
         for procedure in [STORE, LOAD] {
-            let ended = run_all_at_once(&mut client, procedure);
+            let ended = run_all_concurrently(&mut client, procedure);
             assert!(ended.is_sorted(), "{ended:?}");
         }
         let stats = world.stats();

@@ -149,7 +149,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
 
 /// Calls that a client begins.
 const CALLS: usize = 3;
-/// Calls that the two workers run at once.
+/// Calls that the two workers run concurrently.
 const RUNNING: usize = 2;
 
 /// The child process: begins [`CALLS`] calls, and waits to be killed.

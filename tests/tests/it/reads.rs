@@ -32,8 +32,8 @@ impl Reads {
     }
 }
 
-/// Runs a server with these limits, whose client makes `together` calls of `procedure` at once on each connection, in
-/// each of [`ROUNDS`] rounds. Returns the Reads and the statistics of the server.
+/// Runs a server with these limits, whose client makes `together` calls of `procedure` concurrently on each connection,
+/// in each of [`ROUNDS`] rounds. Returns the Reads and the statistics of the server.
 fn serve_calls(
     procedure: u32,
     limit: impl FnOnce(&mut LimitsConfig),

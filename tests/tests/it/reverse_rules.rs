@@ -95,7 +95,7 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
 }
 
 #[test]
-fn both_directions_may_use_the_same_xid_at_once() {
+fn both_directions_may_use_the_same_xid_concurrently() {
     for_each(CREDIT_MODES, |mode| {
         let mut client = CallableClient::new("one-xid", mode);
         for _ in 0..5 {
@@ -147,7 +147,7 @@ fn version_1_counts_credits_per_direction() {
         (0..if n == 0 { 10 } else { 0 }).for_each(|_| client.raw.ping());
         client.answer(xid, pending, &[n as u8]);
     }
-    // The client grants 64 credits, but the server has Receives for two replies, so it sends two calls at once.
+    // The client grants 64 credits, but the server has Receives for two replies, so it sends two calls together.
     let pending = [client.start(), client.start()].map(|pending| (client.next_call(), pending));
     // The two reverse calls take no credit from the client's own calls.
     (100..140).for_each(|xid| client.raw.call_as(xid, ECHO, Chunks::NONE, b""));
@@ -433,7 +433,7 @@ fn a_client_with_services_has_reverse_credits() {
 }
 
 #[test]
-fn both_directions_may_call_at_once_in_each_version() {
+fn both_directions_may_call_concurrently_in_each_version() {
     for_each(CREDIT_MODES, |mode| {
         let (_world, mut forward, mut reverse) = both_ways("both-ways", in_mode(mode), in_mode(mode));
         let echoes = |client: &mut Client, numbers: &mut dyn Iterator<Item = u32>| {

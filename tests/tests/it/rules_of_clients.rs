@@ -92,8 +92,8 @@ fn clients_do_not_answer_unusable_messages() {
     assert_answered(&mut client, 5);
 }
 
-/// Covers properties in one message and in parts. The server gets an error, and the client continues at once without
-/// the server's properties.
+/// Covers properties in one message and in parts. The server gets an error, and the client continues immediately
+/// without the server's properties.
 #[test]
 fn malformed_properties_of_a_server_get_bad_xdr() {
     // The words of a set: number of properties, in most cases a valid property, and the defect. Then bytes per part.

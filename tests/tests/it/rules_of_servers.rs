@@ -117,7 +117,7 @@ fn an_operation_that_is_not_supported_gets_inval_htype() {
 
 #[test]
 fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
-    let (size, most, count) = (4096u32.to_be_bytes(), be(&[1 << 20]), be(&[16]));
+    let (size, segment_size, count) = (4096u32.to_be_bytes(), be(&[1 << 20]), be(&[16]));
     with_raw("properties", [CreditMode::V2Windowed], |client| {
         let cases: [(&str, u32, &[u8], bool); 8] = [
             ("a valid property", 2, &size, true),
@@ -131,7 +131,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
         ];
         for_each(cases, |(_, which, data, is_valid)| {
             // Each case stands between two valid properties.
-            client.send(&client.connprop(Flags::NONE, &[(3, &most), (which, data), (4, &count)]));
+            client.send(&client.connprop(Flags::NONE, &[(3, &segment_size), (which, data), (4, &count)]));
             if !is_valid {
                 client.bad_xdr("a property");
             }

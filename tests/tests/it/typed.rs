@@ -61,17 +61,17 @@ fn assert_fetched<P>(client: &mut Typed<'_>, name: &[u8], data: &[u8], room: Roo
 where
     P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
 {
-    let (options, most) = match room {
+    let (options, max_bytes) = match room {
         Room::Inline => (CallOptions::<P>::new(), P::MAX_INLINE_RESULT),
         Room::Chunk => (CallOptions::new().write_chunk(1 << 20), usize::MAX),
         Room::Buf => (CallOptions::new().write_chunk_into(client.0.0.alloc(client.0.1, 5000).expect("a buffer")), 5000),
     };
     let _row = row((P::NAME, room));
-    let wanted = Wanted { name, most: most.min(1 << 20) as u32 };
+    let wanted = Wanted { name, max_bytes: max_bytes.min(1 << 20) as u32 };
     let response = call(&mut client.0, options, &wanted).expect("a reply");
     let Found::Found(blob) = response.results().expect("results") else { panic!("the blob is there") };
     assert_eq!((blob.name, blob.checksum), (name, sum(blob.data.bytes())));
-    assert!(blob.data.bytes() == &data[..data.len().min(most)]);
+    assert!(blob.data.bytes() == &data[..data.len().min(max_bytes)]);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
             }
         });
         for options in [CallOptions::new(), CallOptions::new().write_chunk(5000)] {
-            let missing = client.fetch_later_with(&Wanted { name: b"nobody", most: 9 }, options).expect("a reply");
+            let missing = client.fetch_later_with(&Wanted { name: b"nobody", max_bytes: 9 }, options).expect("a reply");
             assert_eq!(missing.results().expect("results"), Found::Missing(LENS.len() as u32));
         }
     });
@@ -208,8 +208,8 @@ fn a_deferred_call_reports_that_its_connection_has_closed() {
 fn results_beyond_the_declared_length_are_refused() {
     with_clients("typed-declared", |client| {
         assert_eq!(client.count(&100).expect("a reply").results().expect("numbers").0.len(), 100);
-        for most in [101, 10_001] {
-            assert!(matches!(client.count(&most), Err(Error::Refused(Refusal::SystemError))), "{most}");
+        for count in [101, 10_001] {
+            assert!(matches!(client.count(&count), Err(Error::Refused(Refusal::SystemError))), "{count}");
         }
     });
 }
@@ -289,7 +289,7 @@ fn store_and_fetch(client: &mut typed_v1::Client<Client>, data: &[u8], chunks: b
         (blob, CallOptions::new(), CallOptions::new())
     };
     assert_eq!(value(client.store_with(&blob, store)), sum(data));
-    let response = client.fetch_with(&Wanted { name: b"threads", most: 1 << 20 }, fetch).expect("a reply");
+    let response = client.fetch_with(&Wanted { name: b"threads", max_bytes: 1 << 20 }, fetch).expect("a reply");
     let Found::Found(found) = response.results().expect("results") else { panic!("the blob is there") };
     assert!(found.data.bytes() == data);
 }
@@ -324,7 +324,7 @@ fn procedures_may_be_named_like_traits_of_the_language() {
     let cache = ProgramCache::default();
     let mut on_shards = Services::new();
     typed_names::add(&mut on_shards, &Arc::new(Names), &cache);
-    // A thread of the application runs the deferred calls, and answers each at once.
+    // A thread of the application runs the deferred calls, and answers each immediately.
     let (submit, submitted) = channel::<DeferredCall>();
     let thread = std::thread::spawn(move || {
         for mut call in submitted {

@@ -5,7 +5,7 @@ use rpcrdma_tests::prelude::*;
 
 const CREDITS: u32 = 8;
 
-/// Runs the script of a raw server whose client makes `calls` calls at once.
+/// Runs the script of a raw server whose client makes `calls` concurrent calls.
 fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester<'_>) + Send + 'static) {
     let server = RawServer::start_in(CreditMode::V1, name, |peer| {
         let mut requester = Requester { peer, unanswered: Vec::new() };
@@ -69,7 +69,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
         let steps = [
             (1, 3, 3),
             (1, 4, 4),
-            // The client has a Receive for each of four replies that arrive at once.
+            // The client has a Receive for each of four replies that arrive together.
             (4, 7, 7),
             // The grant is below the number of unanswered calls: the client sends no call until fewer are unanswered.
             (1, 2, 6),
@@ -88,7 +88,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     });
 }
 
-/// A client that uses each grant in full at once finds a Receive for every call, while the server's grants grow.
+/// A client that uses each grant in full immediately finds a Receive for every call, while the server's grants grow.
 #[test]
 fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
     let shard = few_credits(CreditMode::V1, 4).with(|c| (c.limits.max_credits, c.memory.receives) = (64, 1024));

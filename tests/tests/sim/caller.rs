@@ -229,7 +229,7 @@ impl Caller {
         (0..self.plan.groups.len()).map(|group| probe.losses(group, broken)).collect()
     }
 
-    /// Closes the shard at once. Checks that every outstanding call completes.
+    /// Closes the shard immediately. Checks that every outstanding call completes.
     pub(crate) fn close_now(self) {
         let Self { client, mut checker, .. } = self;
         checker.journal.note(format_args!("dies"));

@@ -47,11 +47,11 @@ impl Census {
         };
         let mut chunks: Vec<u32> = view.reads().map(|read| read.position).collect();
         chunks.dedup();
-        let several = chunks.len() > 1 || view.writes().nth(1).is_some();
+        let has_several_chunks = chunks.len() > 1 || view.writes().nth(1).is_some();
         if view.has_chunks() && was_continued {
             count(if response { "continued replies with chunks" } else { "continued calls with chunks" });
         }
-        if several && !response {
+        if has_several_chunks && !response {
             count("calls with several chunks");
         }
         if !response && chunks.first() == Some(&0) {

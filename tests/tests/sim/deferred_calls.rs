@@ -18,7 +18,7 @@ impl DeferredCalls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A procedure that defers calls with an even XID and answers the others at once.
+    /// A procedure that defers calls with an even XID and answers the others immediately.
     pub(crate) fn procedure(
         &self,
         handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,

@@ -79,7 +79,7 @@ pub(crate) struct CallerPlan {
     pub(crate) chaos: ChaosConfig,
     /// The client's connections: the group that each connects to; `None`: the hostile server.
     pub(crate) links: Vec<Option<usize>>,
-    /// Turns of the client after which it opens all connections except the first; 0: it opens all at once.
+    /// Turns of the client after which it opens all connections except the first; 0: it opens all together.
     pub(crate) late: usize,
     pub(crate) workload: Workload,
     /// Average turns between two times that the client takes all buffers; 0: never.
@@ -108,7 +108,7 @@ pub(crate) enum ShutdownMode {
     Close,
     /// Servers drain.
     Drain,
-    /// Servers close at once.
+    /// Servers close immediately.
     Abort,
 }
 

@@ -127,7 +127,7 @@ impl ServerShard {
         self.client.shard_mut().drain();
     }
 
-    /// Closes at once.
+    /// Closes immediately.
     pub(crate) fn abort(&mut self) {
         self.checker.journal.note(format_args!("aborts"));
         self.checker.journal.count("servers aborted", 1);

@@ -284,7 +284,7 @@ impl World {
         self.run_until("calls never complete", World::is_idle);
     }
 
-    /// Closes a client at once, or replaces a server shard.
+    /// Closes a client immediately, or replaces a server shard.
     fn restart_participant(&mut self) {
         if self.random.once_in(4) && self.callers.len() > 1 {
             let at = self.random.below(self.callers.len());

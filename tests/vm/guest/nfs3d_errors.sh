@@ -1,5 +1,5 @@
 # File errors through the Linux kernel's client of nfs3d: a full disk, a read-only export, permissions, stale handles,
-# names and paths that are too long, two mounts at once.
+# names and paths that are too long, two concurrent mounts.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 mount_storage 20M

@@ -67,10 +67,10 @@ awk -F '\t' '$3 == "" || !seen[$1, $2, $3]++' /run/all >/run/packets
 awk -F '\t' -v server=$ours '
     # A call: its own handles, each counted once.
     $6 == server && $4 != "" {
-        split("", mine); n = split($4, handles, ","); several = 0
-        for (i = 1; i <= n; i++) if (!((h = tolower(handles[i])) in mine)) { mine[h]; several++ }
+        split("", mine); n = split($4, handles, ","); own = 0
+        for (i = 1; i <= n; i++) if (!((h = tolower(handles[i])) in mine)) { mine[h]; own++ }
         for (h in mine) calls[h]++
-        if (several > 1) odd++
+        if (own > 1) odd++
     }
     $1 == "23" { sub(/,.*/, "", $5); gsub(/:/, "", $5); invalidated["0x" tolower($5)]++; total++ }
     END {
@@ -78,10 +78,10 @@ awk -F '\t' -v server=$ours '
         for (h in invalidated) if (!(h in calls)) unknown++
         print odd + 0, kept + 0, total + 0, unknown + 0, bad
     }' /run/packets >/run/found
-read -r several kept total unknown bad </run/found
-echo "$several calls name several handles, $kept handles are in several calls," \
+read -r multiple kept total unknown bad </run/found
+echo "$multiple calls name several handles, $kept handles are in several calls," \
     "$total are invalidated, and $unknown of them belong to no call"
-((several >= ${#odd[@]})) || fail "only $several calls name several handles, expected one for each odd READ"
+((multiple >= ${#odd[@]})) || fail "only $multiple calls name several handles, expected one for each odd READ"
 ((kept >= 1)) || fail "no handle is in several calls, so the client uses no segment for padding"
 ((total >= ${#even[@]} && unknown == 0)) ||
     fail "$total handles are invalidated, and $unknown of them belong to no call"

@@ -1,5 +1,5 @@
 # nfs3d under load of the Linux kernel's client: fio with verification, storms of renames and removals, many small
-# files, two mounts at once, a remount, an unmount under load. Also a client with thresholds of 1024 bytes.
+# files, two concurrent mounts, a remount, an unmount under load. Also a client with thresholds of 1024 bytes.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 mount_storage
@@ -25,7 +25,7 @@ else
     echo "fio is missing: this part is left out"
 fi
 
-echo "- many small files, from two mounts at once"
+echo "- many small files, from two concurrent mounts"
 write_small_files() { for i in {1..60}; do echo "$1 $i" >"$1/$2-$i"; done; }
 write_small_files /mnt a &
 one=$!

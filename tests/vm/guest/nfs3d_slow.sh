@@ -1,6 +1,7 @@
 # One client of nfs3d waits for a slow disk without delaying another. Both share a shard, and an export on a device with
 # a latency of half a second (DELAY_MS). The second client reads data from the server's memory. Its calls must not wait
-# for the calls of the first client, which makes more reads, and later more writes, at once than it may hold threads.
+# for the calls of the first client, which makes more concurrent reads, and later more concurrent writes, than it may
+# hold threads.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 find_program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"

@@ -1,4 +1,4 @@
-# nfs3c and the Linux kernel's NFS server: files of all lengths in both directions by chunks, many calls at once;
+# nfs3c and the Linux kernel's NFS server: files of all lengths in both directions by chunks, many concurrent calls;
 # directories, links.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
@@ -39,13 +39,13 @@ check_transfers() {
     done
 }
 
-echo "- 64 calls at once; the server invalidates the handle of each"
+echo "- 64 concurrent calls; the server invalidates the handle of each"
 check_transfers
 for side in /run/put $stats; do
     assert_at_least $side invalidated_by_server 77
     assert_value $side invalidated_here 0
 done
-echo "- 64 calls at once, without remote invalidation"
+echo "- 64 concurrent calls, without remote invalidation"
 check_transfers --no-invalidate
 for side in /run/put $stats; do
     assert_value $side invalidated_by_server 0

@@ -57,7 +57,7 @@ roce='-e ip.src -e ip.dsfield.dscp -e udp.length -Y infiniband.bth.destqp!=1'
 at=verbs:10.0.0.1:20049
 # The routing tables now assign that address to the other device.
 serve plain $at --only calls -d rxe0 -x 1
-longest_packet() { awk '{ if ($3 > most) most = $3 } END { print most }' "/run/$1"; }
+longest_packet() { awk '{ if ($3 > max) max = $3 } END { print max }' "/run/$1"; }
 # UDP's header, BTH, RETH, payload, ICRC.
 packet_length() { echo $((8 + 12 + 16 + $1 + 4)); }
 

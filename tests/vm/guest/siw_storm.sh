@@ -2,8 +2,8 @@
 # killed during bulk data.
 #
 # The kernel's siw, as responder, sends its reply and then reads its socket only when more data arrives. A first message
-# that arrives in between is not read. Each connection makes its first call at once, and waits up to 30 s for the reply.
-# Without the fabric's precaution about one in ten fails, so at least one of 50 almost certainly does.
+# that arrives in between is not read. Each connection makes its first call immediately, and waits up to 30 s for the
+# reply. Without the fabric's precaution about one in ten fails, so at least one of 50 almost certainly does.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../siw.sh"
 

@@ -72,11 +72,11 @@ assert_packets() {
 # stamp option, and that some FPDUs reach it. An FPDU has 6 bytes besides the ULPDU, whose length tshark shows.
 assert_fpdus_fill_segments() {
     awk -F '\t' -v name="$1" '
-        $13 != "" && (!most || $13 - 12 < most) { most = $13 - 12 }
+        $13 != "" && (!segment || $13 - 12 < segment) { segment = $13 - 12 }
         { count = split($11, ulpdus, ","); for (i = 1; i <= count; i++) if (ulpdus[i] > longest) longest = ulpdus[i] + 0 }
         END {
-            print name ": FPDUs of up to " longest + 6 " bytes, segments of " most
-            exit !(most > 0 && longest + 6 <= most && longest + 6 > most - 4)
+            print name ": FPDUs of up to " longest + 6 " bytes, segments of " segment
+            exit !(segment > 0 && longest + 6 <= segment && longest + 6 > segment - 4)
         }' "/run/$1" || fail "$1: FPDUs do not fill their segments, or are longer"
 }
 

@@ -41,8 +41,8 @@ kill "$server"
 wait "$server" || true
 
 # Removes the device, under load and then with no client connected. Its driver waits until all users have closed it. The
-# server ends all connections at once, logs the reason, and closes the device. When the device returns, each shard of
-# the same server serves again.
+# server ends all connections immediately, logs the reason, and closes the device. When the device returns, each shard
+# of the same server serves again.
 serve server $at -q 8 -s 64K --shards 2 --stats /run/server.stats
 has_device_returned() { (($(grep -c 'MTU.*: the device has returned' /run/server) == 2 * $1)); }
 assert_removed() {

@@ -1,6 +1,7 @@
-# One server with two devices at once. The device's own protection domains and connections show which device serves each
-# address: the one that has it, or the device and GID that the address names. Some cases need names: the device of a
-# wildcard address, and an address that the routing tables lead to another device. Contradictory names are refused.
+# One server with two devices at the same time. The device's own protection domains and connections show which device
+# serves each address: the one that has it, or the device and GID that the address names. Some cases need names: the
+# device of a wildcard address, and an address that the routing tables lead to another device. Contradictory names are
+# refused.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 find_program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"

@@ -1,6 +1,6 @@
-# Clients and servers of the verbs fabric that start all at once, or are killed with SIGKILL during RDMA Reads and
-# Writes. The others keep running, each call ends with a cause, and the killed ones' device resources, pinned memory and
-# files are freed.
+# Clients and servers of the verbs fabric that start all at the same time, or are killed with SIGKILL during RDMA Reads
+# and Writes. The others keep running, each call ends with a cause, and the killed ones' device resources, pinned memory
+# and files are freed.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 at=verbs:10.0.0.1:20049
@@ -10,11 +10,11 @@ rdma resource show | sed 's/^[0-9]*: //' >/run/alone
 await bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
 print_resources >/run/before
 
-echo "- 200 connects at once, without calls"
-"$rpcperf" raw-lat $at -q 200 -n 200 >/run/raw || fail "200 connections at once"
-assert_server_works "200 connects at once"
+echo "- 200 concurrent connects, without calls"
+"$rpcperf" raw-lat $at -q 200 -n 200 >/run/raw || fail "200 concurrent connections"
+assert_server_works "200 concurrent connects"
 
-echo "- 100 connects of four clients at once, for calls"
+echo "- 100 concurrent connects of four clients, for calls"
 clients=()
 for n in 1 2 3 4; do
     "$rpcperf" rate $at -q 25 -t 1 -n 200 --idle event >"/run/client-$n" 2>&1 &

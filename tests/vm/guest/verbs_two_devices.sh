@@ -1,5 +1,5 @@
-# One server with two devices at once, each with its own shard. A shard's device is the one on the route to its address.
-# Data written through one device is read through the other, and both are freed.
+# One server with two devices at the same time, each with its own shard. A shard's device is the one on the route to its
+# address. Data written through one device is read through the other, and both are freed.
 source "$(dirname "$0")/../lib.sh"
 find_program BLOCKSTORE blockstore "cargo build -p rpcrdma-blockstore --features verbs"
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rdma link delete rxe1' EXIT

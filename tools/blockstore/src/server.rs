@@ -16,7 +16,7 @@ use crate::protocol::{self, ReadArgs, ReadData, ReadResult, Status, WriteArgs, W
 use crate::store::{BLOCK_MAX, Store};
 use crate::sys::{Call, Job};
 
-/// Creates the block store of one shard, with an io_uring of `entries` blocks.
+/// Creates the block store of one shard, with an io_uring for `entries` outstanding jobs.
 ///
 /// Handlers queue their calls. The shard's task answers a call once the kernel has moved its block between the file and
 /// registered memory. The shard neither blocks nor copies.

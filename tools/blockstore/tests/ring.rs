@@ -105,7 +105,7 @@ fn check_end_with_outstanding_read(registered: bool) {
     assert!(undrained.contains("handlers running on 1 shard"), "{undrained}");
     assert!(
         matches!(ended.recv(), Ok(Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }))),
-        "the call fails at once"
+        "the call fails immediately"
     );
     client.join().expect("no panic");
     assert_eq!(submissions.try_recv(), Err(mpsc::TryRecvError::Empty), "the ring still exists");

@@ -101,7 +101,7 @@ pub enum Idle {
     Adaptive,
     /// Yield the core for a while, then sleep; for cores shared with clients
     Yield,
-    /// Sleep at once; each call costs a wake-up
+    /// Sleep immediately; each call costs a wake-up
     Event,
 }
 
@@ -568,8 +568,8 @@ impl Setting {
         let is_optional = set_knobs(config, role, group, &knobs).is_ok();
         let mut why = expected_form(&why, &default.unwrap_or_default(), is_optional);
         match overflow {
-            Some(Ok(most)) if !why.contains(", 0 to ") => {
-                why = why.replacen("a whole number", &format!("a whole number, 0 to {most}"), 1);
+            Some(Ok(max)) if !why.contains(", 0 to ") => {
+                why = why.replacen("a whole number", &format!("a whole number, 0 to {max}"), 1);
             }
             Some(Err(error)) => return Err(SettingError::Refused { source_: self.source.clone(), error }),
             _ => {}
@@ -599,8 +599,8 @@ impl Setting {
         // The highest number in TOML is that of i64.
         let highest = [i64::MAX as u64, u32::MAX.into(), u16::MAX.into(), u8::MAX.into()];
         let (mut config, mut role) = (config.clone(), copy_role(role).ok()?);
-        let most = highest.into_iter().find(|most| {
-            knobs.insert(name.to_owned(), Value::from(*most));
+        let max = highest.into_iter().find(|max| {
+            knobs.insert(name.to_owned(), Value::from(*max));
             set_knobs(&mut config, &mut role, group, &knobs).is_ok()
         })?;
         if digits.len() < text.len() {
@@ -613,7 +613,7 @@ impl Setting {
                 error.value = shorten(&text, MAX_SHOWN);
                 Err(error)
             }
-            None => Ok(most),
+            None => Ok(max),
         })
     }
 }

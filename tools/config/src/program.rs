@@ -98,7 +98,7 @@ impl Drop for ResultFile {
     }
 }
 
-/// Opens a file for a result before the run, so that a wrong path fails at once.
+/// Opens a file for a result before the run, so that a wrong path fails immediately.
 ///
 /// The file keeps its content until [`write_result`].
 ///

@@ -88,7 +88,8 @@ struct Cli {
     /// Idle policy of the shards.
     #[arg(long, value_enum, default_value = "yield")]
     idle: Idle,
-    /// Clients of one shard that may be busy at once. Each takes 32.5 MiB of memory, within memory.budget (1 GiB).
+    /// Clients of one shard that may be busy at the same time. Each takes 32.5 MiB of memory, within memory.budget (1
+    /// GiB).
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
     /// Idle seconds before a keep-alive probe; 0 disables probes. Until a probe fails, a vanished client keeps its

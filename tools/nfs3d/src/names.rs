@@ -143,7 +143,7 @@ impl Names {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             open_within(dir.as_ref().unwrap_or(&self.root), path, flags, how)
         };
-        // Each system call opens as many names at once as a path may hold.
+        // Each system call opens as many names together as a path may hold.
         for name in names.rev() {
             if path.len() + 1 + name.len() > PATH_MAX {
                 file = Some(open(&file, &path)?);

@@ -83,7 +83,7 @@ impl<'s, 'b> BodyDecoder<'s, 'b> {
         let value = match types {
             [] => None,
             [one] => self.value(one),
-            several => Some(self.sequence(several.iter())),
+            types => Some(self.sequence(types.iter())),
         };
         let value = value.unwrap_or_else(|| json!({}));
         if self.error.is_none() {

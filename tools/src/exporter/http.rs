@@ -3,7 +3,7 @@
 //! Clients are not authenticated, so all their resources are bounded: [`MAX_CONNECTIONS`] connections at a time, at
 //! most [`MAX_PER_HOST`] of them from one host, each with [`TIMEOUT`] for its request and for its response, and
 //! [`MAX_REQUEST`] bytes of request. At a limit, a new connection replaces the oldest one without a complete request
-//! (of the same host, if the host's limit is reached), so a client that sends its request at once does not wait for
+//! (of the same host, if the host's limit is reached), so a client that sends its request immediately does not wait for
 //! silent ones. If all connections are being answered, the new one is closed.
 
 use std::fmt::Arguments;

@@ -106,9 +106,9 @@ impl Screen {
             return Line::styled(format!("no snapshot: {error}; retrying"), self.alarm_style());
         }
         let Some(view) = &self.view else { return Line::raw("rpcrdma top: waiting for the first snapshot") };
-        let every = self.interval.as_secs_f64();
+        let seconds = self.interval.as_secs_f64();
         let uptime = span(view.uptime);
-        Line::styled(format!("rpcrdma top  pid {}  up {uptime}  every {every} s", view.pid), Modifier::BOLD)
+        Line::styled(format!("rpcrdma top  pid {}  up {uptime}  every {seconds} s", view.pid), Modifier::BOLD)
     }
 
     /// Returns the names of the tables, or on a narrow screen only the name of the shown table.

@@ -41,8 +41,8 @@ impl Difference {
         let outside = up_to.iter().take_while(|chance| **chance < TAIL).count().checked_sub(1)?;
         let mut sorted = gains.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let (least, most) = (sorted[outside], sorted[pairs - 1 - outside]);
-        let [ratio, first_bound, second_bound] = [median(&sorted)?, least, most].map(|gain| (sign * gain).exp());
+        let (low, high) = (sorted[outside], sorted[pairs - 1 - outside]);
+        let [ratio, first_bound, second_bound] = [median(&sorted)?, low, high].map(|gain| (sign * gain).exp());
         // 0 does not count as a gain.
         let better = gains.iter().filter(|gain| **gain > 0.0).count();
         let confidence = better.checked_sub(1).map_or(0.0, |fewer| up_to[fewer]);

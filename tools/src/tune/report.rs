@@ -72,11 +72,11 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
         None if is_proven => "\n".to_owned(),
         None => format!(", the start: {} is not proven better\n", best.settings),
     };
-    if let Some(Difference { pairs, better, ratio, interval: [least, most], confidence, .. }) = comparison {
+    if let Some(Difference { pairs, better, ratio, interval: [low, high], confidence, .. }) = comparison {
         // The confidence is rounded down, because it never reaches 100 %.
         let percent = (confidence * 1000.0).floor() / 10.0;
         text += &format!(
-            "  {ratio:.3} times the start's {figure}, from {least:.3} to {most:.3} (95 %); better in {better} of {pairs} pairs of \
+            "  {ratio:.3} times the start's {figure}, from {low:.3} to {high:.3} (95 %); better in {better} of {pairs} pairs of \
              runs that were made after the choice: a confidence of {percent:.1} %"
         );
         let advice = ", below the required 97.5 %; try more pairs (--pairs) or longer runs (--seconds)\n";

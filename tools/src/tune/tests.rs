@@ -103,12 +103,12 @@ fn printed_code_compiles_and_has_all_changes() {
         let without_blanks = |text: &str| text.split_whitespace().collect::<String>();
         assert_eq!(without_blanks(code), without_blanks(text));
     };
-    let every = settings(
+    let all = settings(
         "credits=128 batch=off coalesce_grants=off signal_every=4 receive_size=8192 idle=event small_buffers=512 \
          message_buffers=300 bulk_buffers=64K:4+1M:2+7:1 shards=2 workers=1",
     );
-    assert_eq!(every.changes(&Settings::default()).len(), KNOBS.len(), "every knob is changed");
-    let [server_code, client_code] = every.code(&[0, 1, 2, 3], "64");
+    assert_eq!(all.changes(&Settings::default()).len(), KNOBS.len(), "every knob is changed");
+    let [server_code, client_code] = all.code(&[0, 1, 2, 3], "64");
     #[rustfmt::skip]
     let (server, text) = value_and_code! {
         let mut server = ServerConfig::default();
@@ -428,8 +428,8 @@ fn only_a_proven_improvement_is_recommended() {
 
 #[test]
 fn a_state_file_returns_runs_of_the_same_options_only() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
     let args_for = |aim: &str| args(&format!("--aim {aim} --state ignored"));
     // This figure has all digits of single precision.
     let good: Outcome = Ok(((1.0_f32 / 3.0).sqrt(), json!({"credits": 64})));
@@ -456,21 +456,21 @@ fn a_state_file_returns_runs_of_the_same_options_only() {
 
 #[test]
 fn files_other_than_states_are_refused_and_unchanged() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
     let refused = |path: &Path| rpcperf::open_state(path, &args("--aim calls"), 2).unwrap_err().to_string();
     for other in ["no JSON\n", "no JSON, and no line", "{", "{}\n"] {
         fs::write(&path, other).unwrap();
         assert!(refused(&path).contains("belongs to a tuning with other options"), "{other}");
         assert_eq!(fs::read_to_string(&path).unwrap(), other);
     }
-    let (sparse, pipe) = (folder.path().join("sparse"), folder.path().join("pipe"));
+    let (sparse, pipe) = (directory.path().join("sparse"), directory.path().join("pipe"));
     File::create(&sparse).unwrap().set_len(1 << 40).unwrap();
     mkfifoat(CWD, &pipe, Mode::RWXU).unwrap();
     refused(&sparse);
     refused(&pipe);
-    refused(folder.path());
-    let (link, nowhere) = (folder.path().join("link"), folder.path().join("nowhere"));
+    refused(directory.path());
+    let (link, nowhere) = (directory.path().join("link"), directory.path().join("nowhere"));
     std::os::unix::fs::symlink(&nowhere, &link).unwrap();
     assert!(refused(&link).contains("symbolic link") && !nowhere.exists());
 }

@@ -209,7 +209,7 @@ fn iwarp_sends() -> Vec<Message> {
         Ok::<_, CaptureError>(())
     })
     .expect("a capture");
-    assert_eq!(reassembler.broken(), 0);
+    assert_eq!(reassembler.with_gaps(), 0);
     sends
 }
 

@@ -29,24 +29,24 @@ echo "{\"results\": [{\"rps\": $figure.$((runs % 7))}], \"test_info\": $info}"
 
 /// A script that replaces `rpcperf`, in a temporary directory. It records its runs in the file `runs`.
 struct FakeRpcperf {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl FakeRpcperf {
     fn new(body: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let text = format!(
             "#!/bin/sh\ndir=${{0%/*}}\necho \"$@\" >>\"$dir/runs\"\nruns=0\n\
              while read -r _; do runs=$((runs + 1)); done <\"$dir/runs\"\n{body}\n"
         );
-        let fake = Self { folder };
+        let fake = Self { directory };
         fs::write(fake.path("rpcperf"), text).expect("a file");
         fs::set_permissions(fake.path("rpcperf"), fs::Permissions::from_mode(0o755)).expect("it is ours");
         fake
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn arguments(&self, arguments: &[&str]) -> Vec<String> {
@@ -223,7 +223,7 @@ fn a_terminal_shows_the_progress() {
     fs::write(fake.path("held"), "").expect("a file");
     let words = fake.arguments(KNOBS).join(" ");
     let command = format!("{} tune {words}; read end", env!("CARGO_BIN_EXE_rpcrdma"));
-    let mut terminal = crate::terminal::Terminal::open(fake.folder.path(), (120, 40), &command);
+    let mut terminal = crate::terminal::Terminal::open(fake.directory.path(), (120, 40), &command);
     let is_third = |screen: &str| screen.lines().any(|line| line.contains(" 2 runs, "));
     assert!(terminal.shows(is_third), "{}", terminal.seen);
     // A narrow terminal shows the start of the line.

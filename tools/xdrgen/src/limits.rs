@@ -7,9 +7,10 @@ use crate::schema::{Form, Name, Schema, Type, TypeDef, TypeId};
 
 /// Limit of the bytes of a type. Its values are decoded on the stack of a shard, in a few copies.
 const MAX_BYTES: u64 = 32 << 10;
-/// Limit of the bytes of a type and the largest types nested in it, one per level, which are on the stack at once.
+/// Limit of the bytes of a type and the largest types nested in it, one per level, which are on the stack at the same
+/// time.
 const MAX_NESTED: u64 = 4 * MAX_BYTES;
-/// Limit of the bytes of a type that contains itself, with its nested types. All levels are on the stack at once.
+/// Limit of the bytes of a type that contains itself, with its nested types. All levels are on the stack together.
 const MAX_RECURSIVE: u64 = MAX_NESTED / MAX_DEPTH;
 /// Limit of the levels of a type that contains itself: `rpcrdma_xdr::MAX_DEPTH`.
 const MAX_DEPTH: u64 = 64;

@@ -116,9 +116,9 @@ impl PlacementReader<'_> {
             ([], None) => {
                 self.report(at, format!("unknown key `{name}`: expected `eligible`, `bounds`, a version or a program"));
             }
-            (several, _) => {
+            (candidates, _) => {
                 let names: Vec<_> =
-                    several.iter().map(|(program, _)| format!("`{}.{name}`", program.name.text)).collect();
+                    candidates.iter().map(|(program, _)| format!("`{}.{name}`", program.name.text)).collect();
                 self.report(at, format!("`{name}` is a version of several programs: write {}", names.join(" or ")));
             }
         }

@@ -71,7 +71,7 @@ pub unsafe extern "C" fn rpcrdma_call_header(
     size: usize,
 ) -> c_int {
     entry("rpcrdma_call_header", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let call = unsafe { lend(call) }?;
         let header = call.info();
         let (flavor, body) = header.credential();
@@ -102,11 +102,11 @@ pub unsafe extern "C" fn rpcrdma_call_header(
 ///
 /// # Parameters
 /// - `call`: the call.
-/// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
-/// - `len`: bytes of `room`. It may be 0.
+/// - `buf`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
+/// - `len`: bytes of `buf`. It may be 0.
 ///
 /// # Ownership
-/// `room` stays the caller's.
+/// `buf` stays the caller's.
 ///
 /// # Threads
 /// The handler's thread; for a deferred call any thread, one at a time.
@@ -116,15 +116,15 @@ pub unsafe extern "C" fn rpcrdma_call_header(
 /// - a negative handle code.
 ///
 /// # Safety
-/// `call` is NULL, or a call that was not answered; `room` is NULL, or has `len` bytes.
+/// `call` is NULL, or a call that was not answered; `buf` is NULL, or has `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c_char, len: usize) -> c_int {
+pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, buf: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_call_peer", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let call = unsafe { lend(call) }?;
         let info = call.info();
-        // SAFETY: the caller guarantees it.
-        unsafe { copy_text(&peer_name(info.peer_identity(), info.peer_host()), room, len) }
+        // SAFETY: the caller passes NULL or `len` writable bytes.
+        unsafe { copy_text(&peer_name(info.peer_identity(), info.peer_host()), buf, len) }
     })
 }
 
@@ -160,14 +160,14 @@ pub unsafe extern "C" fn rpcrdma_call_read_chunk(
     position: *mut usize,
 ) -> *const c_void {
     entry("rpcrdma_call_read_chunk", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let call = unsafe { lend(call) }?;
         let index = index as usize;
         let none = || ApiFailure::argument(format_args!("the call has no Read chunk {index}"));
         let data = call.read_chunk(index).ok_or_else(none)?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a writable place.
         unsafe { store(len, data.len()) };
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a writable place.
         unsafe { store(position, call.read_chunk_at(index).unwrap_or(0)) };
         Ok(data.as_ptr().cast())
     })
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn rpcrdma_call_read_chunk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, index: c_uint) -> *mut rpcrdma_buffer {
     entry("rpcrdma_call_take_read_chunk", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut call = unsafe { lend(call) }?;
         let none = || ApiFailure::argument(format_args!("the call has no Read chunk {index}"));
         let shard_arena = call.arena();
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize) -> *mut c_void {
     entry("rpcrdma_call_reply", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut call = unsafe { lend(call) }?;
         if !len.is_multiple_of(4) {
             return Err(call.fail_to_write(ResultPart::Inline, Errno::INVAL, UnalignedResults(len)));
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, results: *const c_void, len: usize) -> c_int {
     entry("rpcrdma_call_reply_with", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut call = unsafe { lend(call) }?;
         // SAFETY: the caller guarantees it.
         let results = match unsafe { array::<u8>("results", results.cast(), len) } {
@@ -334,12 +334,12 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     room: *mut usize,
 ) -> *mut c_void {
     entry("rpcrdma_call_write_chunk", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
         match call.result_writer(index).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
             Ok((memory, bytes)) => {
-                // SAFETY: the caller guarantees it.
+                // SAFETY: the caller passes NULL or a writable place.
                 unsafe { store(room, bytes) };
                 Ok(memory.cast())
             }
@@ -376,7 +376,7 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call, index: c_uint, len: usize) -> c_int {
     entry("rpcrdma_call_write_chunk_filled", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
         let mut writer = match call.result_writer(index) {
@@ -415,8 +415,8 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
 ///
 /// # Returns
 /// - 0: the buffer is sent with the reply.
-/// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle has ended, so hold
-///   another part of this memory until the results are written.
+/// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle is invalid now, so
+///   hold another part of this memory until the results are written.
 /// - -EMSGSIZE: the chunk is shorter. The handler may return this code, as for `rpcrdma_call_write_chunk_filled`.
 /// - -EXDEV: the buffer is a Read chunk of another shard or server, or a client's buffer: copy it.
 /// - a negative handle code.
@@ -433,7 +433,7 @@ pub unsafe extern "C" fn rpcrdma_call_result(
     entry("rpcrdma_call_result", || {
         // SAFETY: the caller guarantees it.
         let buffer = unsafe { take(buffer) };
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
         let bytes = match buffer.and_then(|buffer| buffer.into_result(call.arena())) {
@@ -509,7 +509,7 @@ pub unsafe extern "C" fn rpcrdma_call_answer(call: *mut rpcrdma_call, status: c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_is_disconnected(call: *mut rpcrdma_call) -> c_int {
     entry("rpcrdma_call_is_disconnected", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let call = unsafe { lend(call) }?;
         Ok(c_int::from(call.is_disconnected()))
     })

@@ -39,15 +39,15 @@ use crate::types::*;
 /// - ECONNREFUSED: the address has no listener, there is no such host, or the server is about to end.
 /// - ETIMEDOUT: the server did not answer in time (the text names the knob). A server without free descriptors answers
 ///   nobody, and its log says so.
-/// - EAGAIN: the server has no receives or connections left for one more client, as the text says: try again later, or
-///   raise its `memory.receives` or `limits.max_connections`.
+/// - EAGAIN: the server has no receives or connections left for one more client: try again later, or raise its
+///   `memory.receives` or `limits.max_connections`. Or this host has too few resources, as for `rpcrdma_server_start`.
+///   The text names the cause.
 /// - ECONNRESET: the server closed the connection before it was established.
 /// - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server). No call was
 ///   executed, and a retry fails in the same way.
 /// - EPROTO: the peer broke the protocol.
 /// - EINVAL: an argument or a knob is invalid.
-/// - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV, EIO: as for `rpcrdma_server_start`. The text
-///   names the cause of EAGAIN.
+/// - EADDRNOTAVAIL, ENOMEM, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV, EIO: as for `rpcrdma_server_start`.
 /// - a handle code.
 ///
 /// # Safety
@@ -61,9 +61,9 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
 ) -> *mut rpcrdma_client {
     entry("rpcrdma_client_connect", || {
         process::prepare();
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a text that ends with a zero byte.
         let address = unsafe { crate::arguments::address(address) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
         Ok(new_handle(ThreadedClient::new(Client::connect(&address, config)?)))
     })
@@ -91,25 +91,24 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *mut rpcrdma_client {
     entry("rpcrdma_client_share", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let client = unsafe { lend(client) }?;
         Ok(new_handle(client.share()))
     })
 }
 
-/// Makes a call, and blocks until its end.
+/// Makes a call, and blocks until it completes.
 ///
 /// # Parameters
 /// - `client`: the client.
 /// - `request`: the call.
-/// - `reply`: gets the reply if the call has started, even if it failed later, and otherwise NULL. The pointer may be
-///   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell which side
-///   has the buffers.
+/// - `reply`: `*reply` gets the reply if the call started, even if it failed later, else NULL. `reply` may be NULL, but
+///   then the buffers of a call that started are freed, and the codes do not always tell whether it started.
 ///
 /// # Ownership
 /// The caller frees the reply (`rpcrdma_free`). The buffers of the request's chunks stay with the caller if `*reply` is
-/// NULL, as after each EINVAL, EBADF, EPERM and EDEADLK. Otherwise the reply has them, also of a call that ended with
-/// EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being sent. Without `reply` they are freed.
+/// NULL, as after each EINVAL, EBADF, EPERM and EDEADLK. Otherwise the reply has them, even if the call ended with
+/// EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being sent.
 ///
 /// # Threads
 /// One thread at a time. Handlers and tasks on the shard of the connection, and the thread that polls its server, use
@@ -125,13 +124,14 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// - -ENOTCONN: there is no connection.
 /// - -EAGAIN: too many calls are outstanding (`limits.max_calls`).
 /// - -ENOBUFS, -EMSGSIZE: the text names the knob.
-/// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory for chunks, by the limit that the text names.
+/// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: memory for chunks could not be allocated. The text names the limit.
 /// - -EREMOTEIO: the server refused the call (`rpcrdma_reply_status`).
 /// - -EACCES: the server refused the credential.
-/// - -EBUSY: the server drains, or has no memory. The call was not run, unless only its reply lacked memory: try again
-///   later. If there is no reply, another thread uses `client` now.
+/// - -EBUSY with a reply: the server drains, or has no memory: try again later. The call was not run, unless only its
+///   reply lacked memory.
+/// - -EBUSY without a reply: another thread uses `client` now.
 /// - -EPROTO: a malformed reply, a server that refuses version 1, or another transport error.
-/// - -EOPNOTSUPP: a call back to a client that takes none, because it has no `rpcrdma_config_callbacks`, or its
+/// - -EOPNOTSUPP: a call back to a client that accepts no calls: it has no `rpcrdma_config_callbacks`, or its
 ///   `debug.reverse` is `none`.
 /// - -EINVAL: the request is invalid.
 /// - -EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls
@@ -139,8 +139,8 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// - another negative handle code.
 ///
 /// # Safety
-/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
-/// its `size` says; its pointers have as many items and bytes as it says; `reply` is NULL or writable.
+/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or points to `size`
+/// readable bytes, and each of its arrays has its stated length; `reply` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_call(
     client: *mut rpcrdma_client,
@@ -148,11 +148,11 @@ pub unsafe extern "C" fn rpcrdma_client_call(
     reply: *mut *mut rpcrdma_reply,
 ) -> c_int {
     entry("rpcrdma_client_call", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a writable place.
         unsafe { store(reply, std::ptr::null_mut()) };
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut client = unsafe { lend(client) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a request whose arrays have their stated lengths.
         let mut result = unsafe { request::start(client.blocking_client()?, request) }?;
         if let Err(failed) = &mut result
             && call_error_code(&failed.error) == Errno::INVAL
@@ -164,16 +164,16 @@ pub unsafe extern "C" fn rpcrdma_client_call(
         let ended = EndedCall::new(result);
         let code = ended.code();
         if !reply.is_null() {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller passes NULL or a writable place.
             unsafe { store(reply, new_handle(ended)) };
         }
         Ok(code)
     })
 }
 
-/// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once.
+/// Starts a call without blocking; `rpcrdma_client_poll` reports its completion, once.
 ///
-/// A Read chunk that is to be copied waits for the connection's thread to allocate its memory.
+/// Exception: with a Read chunk to be copied, it blocks until the connection's thread has allocated the memory.
 ///
 /// # Parameters
 /// - `client`: the client.
@@ -184,8 +184,8 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// the caller.
 ///
 /// # Threads
-/// One thread at a time. This may be the thread that runs the connection: in handlers of a server that calls back, and
-/// where a server is polled. On that thread a Read chunk cannot be copied (EDEADLK).
+/// One thread at a time. It may be the connection's own thread, that is, in a handler, or the thread that polls the
+/// server. On that thread a Read chunk cannot be copied (EDEADLK).
 ///
 /// # Returns
 /// - 0: the call has started. The poll reports failures that the connection's thread finds later, with a reply that has
@@ -198,14 +198,14 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// - another negative handle code.
 ///
 /// # Safety
-/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
-/// its `size` says; its pointers have as many items and bytes as it says.
+/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or points to `size`
+/// readable bytes, and each of its arrays has its stated length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, request: *const rpcrdma_request) -> c_int {
     entry("rpcrdma_client_start", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut client = unsafe { lend(client) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a request whose arrays have their stated lengths.
         let started = unsafe { request::start(&mut NonBlocking(&mut client), request) }?;
         match started {
             Ok((token, call)) => client.add_started(token, call),
@@ -219,16 +219,16 @@ pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, reque
     })
 }
 
-/// Reports the ends of started calls.
+/// Reports completed calls.
 ///
-/// The function never blocks. Calls of `rpcrdma_local_server_call_back` end in polls of the server: poll the client
-/// after each.
+/// The function never blocks. Calls of `rpcrdma_local_server_call_back` complete in polls of the server: poll the
+/// client after each.
 ///
 /// # Parameters
 /// - `client`: the client.
-/// - `done`: gets each started call that has ended. The function may start calls, whose ends later polls report, and
-///   free the client. The calls that this poll has found are reported even then. NULL: ended calls are left to the next
-///   poll with a function.
+/// - `done`: gets each completed call. It may start calls, which a later poll reports. It may also free the client; the
+///   calls that this poll has found are reported even then. NULL: completed calls are left to the next poll with a
+///   function.
 /// - `context`: first argument of `done`.
 ///
 /// # Ownership
@@ -239,8 +239,8 @@ pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, reque
 /// One thread at a time. `done` runs on it.
 ///
 /// # Returns
-/// - 1: a call has ended.
-/// - 0: none has.
+/// - 1: a call has completed.
+/// - 0: no call has completed.
 /// - a negative handle code.
 ///
 /// # Safety
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_client_poll", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut client = unsafe { lend(client) }?;
         let Some(done) = done else { return Ok(0) };
         let ended = client.take_ended();
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
         drop(client);
         let found = c_int::from(!ended.is_empty());
         for call in ended {
-            // SAFETY: the caller guarantees it.
+            // SAFETY: the caller permits calls of `done` with `context`.
             unsafe { report(TemporaryTags::next_of_thread(), call, done, context) };
         }
         Ok(found)
@@ -271,11 +271,11 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
 ///
 /// # Parameters
 /// - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
-/// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
-/// - `len`: bytes of `room`. It may be 0.
+/// - `buf`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
+/// - `len`: bytes of `buf`. It may be 0.
 ///
 /// # Ownership
-/// `room` stays the caller's.
+/// `buf` stays the caller's.
 ///
 /// # Threads
 /// The thread that may use the client.
@@ -286,17 +286,17 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
 /// - a negative handle code.
 ///
 /// # Safety
-/// `client` is NULL or came from this library; `room` is NULL, or has `len` bytes.
+/// `client` is NULL or came from this library; `buf` is NULL, or has `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rpcrdma_close_reason(client: *mut c_void, room: *mut c_char, len: usize) -> c_int {
+pub unsafe extern "C" fn rpcrdma_close_reason(client: *mut c_void, buf: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_close_reason", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let reason = match unsafe { lend_any(client) }? {
             AnyEndpoint::Client(mut client) => client.client().close_reason().map(ToString::to_string),
             AnyEndpoint::LocalClient(local) => local.client.close_reason(local.connection()).map(ToString::to_string),
             AnyEndpoint::Server(_) | AnyEndpoint::LocalServer(_) => return Err(wrong_kind()),
         };
-        // SAFETY: the caller guarantees it.
-        unsafe { copy_text(&to_c_names(reason.unwrap_or_default()), room, len) }
+        // SAFETY: the caller passes NULL or `len` writable bytes.
+        unsafe { copy_text(&to_c_names(reason.unwrap_or_default()), buf, len) }
     })
 }

@@ -36,12 +36,15 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// connect checks the knobs with those defaults, and may fail.
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, with the key in hexadecimal digits (`openssl rand -hex 32`).
-/// Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of a client
-/// without the key fails with EKEYREJECTED. A client of version 1 connects, but its calls end with -EPROTO: they were
-/// not executed, and a retry fails in the same way. The code is not EKEYREJECTED, because the server names only its
-/// versions: calls to a server whose `wire.version_1` is false end with the same error. ID names the key, not the host,
-/// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; in `blockstore` it is always `blockstore`.
-/// A key and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
+/// Both ends need the same key: peers without it are refused, and so is protocol version 1. A key and
+/// `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
+///
+/// The ID names the key, not the host, so all hosts with one key have the same name. `rpcrdma_call_peer` writes this
+/// name. In `blockstore` it is always `blockstore`.
+///
+/// The connect of a client without the key fails with EKEYREJECTED. A client of version 1 connects, but its calls end
+/// with -EPROTO, because the server tells it only the supported versions, as if `wire.version_1` were false. Such calls
+/// were not executed, and a retry fails in the same way.
 ///
 /// A server creates the socket file of `server.stats` when it starts, and removes it when it ends. It replaces the
 /// socket of a server that has crashed. It never replaces or removes any other file: with such a file at the path, its
@@ -77,9 +80,9 @@ pub unsafe extern "C" fn rpcrdma_config_set(
     value: *const c_char,
 ) -> c_int {
     entry("rpcrdma_config_set", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut config = unsafe { lend(config) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a text that ends with a zero byte.
         let (name, value) = (unsafe { text("name", name) }?, unsafe { text("value", value) }?);
         config.set(name, value).map(|()| 0)
     })
@@ -88,9 +91,9 @@ pub unsafe extern "C" fn rpcrdma_config_set(
 /// Reads knobs from a TOML file, as programs do with `--config`.
 ///
 /// The file may set all knobs of `rpcrdma_config_set`, in their groups, and has at most 4 MiB. The values are checked
-/// together after the whole file was read. A file with `wire.host_key` is a secret: it is refused if a user other than
-/// root and that of this process may read or replace it (`chmod 600 FILE`), as the programs of this project refuse the
-/// file of their key.
+/// together after the whole file was read. A file with `wire.host_key` is a secret: it is refused if any user except
+/// root and the process's own user may read or replace it (`chmod 600 FILE`), as the programs of this project refuse
+/// the file of their key.
 ///
 /// # Parameters
 /// - `config`: the configuration.
@@ -114,9 +117,9 @@ pub unsafe extern "C" fn rpcrdma_config_set(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_config_load(config: *mut rpcrdma_config, path: *const c_char) -> c_int {
     entry("rpcrdma_config_load", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut config = unsafe { lend(config) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a text that ends with a zero byte.
         let path = unsafe { text("path", path) }?;
         config.load(Path::new(path)).map(|()| 0)
     })
@@ -149,7 +152,7 @@ pub unsafe extern "C" fn rpcrdma_config_callbacks(
     services: *mut rpcrdma_services,
 ) -> c_int {
     entry("rpcrdma_config_callbacks", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let (mut config, services) = (unsafe { lend(config) }?, unsafe { lend(services) }?);
         config.callbacks = Some(Arc::new(services.services()));
         config.callback_arenas.clear();
@@ -181,7 +184,7 @@ pub unsafe extern "C" fn rpcrdma_config_callbacks(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_config_arena(config: *mut rpcrdma_config, arena: *mut rpcrdma_arena) -> c_int {
     entry("rpcrdma_config_arena", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let (mut config, arena) = (unsafe { lend(config) }?, unsafe { share(arena) }?);
         if config.arenas.iter().all(|known| known.id() != arena.arena.id()) {
             config.arenas.push(arena.arena.clone());

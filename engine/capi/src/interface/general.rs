@@ -48,7 +48,7 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 
 /// Passes each line of the log to a function.
 ///
-/// The log calls the function for each line at once. A process can set the function once.
+/// Each line is passed on immediately. A process can set the function once.
 ///
 /// Lines that peers or calls can cause are limited: a shard passes at most 8 lines of a kind in 10 seconds, and then one
 /// line with the number of those left out, such as `17 more: connect requests refused`.
@@ -58,7 +58,7 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 ///   must not call this library, nor block, because it runs within functions of this library while they use their
 ///   handles, and on the threads of servers and clients.
 /// - `context`: first argument of `function`.
-/// - `most`: highest level of the lines that are written, 0 (none) to 4.
+/// - `max_level`: highest level of the lines that are written, 0 (none) to 4.
 ///
 /// # Ownership
 /// The library keeps `function` and `context` until the process ends. A line is valid until `function` returns.
@@ -68,7 +68,7 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 ///
 /// # Returns
 /// - 0: the function gets the log.
-/// - -EINVAL: `function` is NULL, or `most` is not 0 to 4.
+/// - -EINVAL: `function` is NULL, or `max_level` is not 0 to 4.
 /// - -EBUSY: the process has a log already.
 ///
 /// # Safety
@@ -77,18 +77,18 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 pub unsafe extern "C" fn rpcrdma_log(
     function: Option<unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char)>,
     context: *mut c_void,
-    most: c_int,
+    max_level: c_int,
 ) -> c_int {
     entry("rpcrdma_log", || {
         let function = function.ok_or_else(|| ApiFailure::argument("function is NULL"))?;
         // SAFETY: the caller guarantees it.
         let sink = unsafe { LogSink::new(function, context) };
-        install(sink, most).map(|()| 0)
+        install(sink, max_level).map(|()| 0)
     })
 }
 
-/// Checks that the calling thread may wait for the end of a server. If several threads end the server at once, one of
-/// them frees it. So only a thread of this library, which the server waits for, accesses the server here.
+/// Checks that the calling thread may wait for the end of a server. If several threads end the server concurrently, one
+/// of them frees it. So only a thread of this library, which the server waits for, accesses the server here.
 ///
 /// # Safety
 /// See [`handle::share`].
@@ -106,7 +106,7 @@ pub(crate) unsafe fn check_may_end(server: *mut rpcrdma_server) -> Result<(), Ap
 
 /// Frees a handle of any kind but a call.
 ///
-/// A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. The function
+/// A server or client closes its connections immediately; `rpcrdma_server_drain` lets calls finish first. The function
 /// blocks until the threads of the server or client have ended, so a handler or task cannot free its own server. Calls
 /// of a polled client that is freed are not reported any more.
 ///
@@ -114,16 +114,16 @@ pub(crate) unsafe fn check_may_end(server: *mut rpcrdma_server) -> Result<(), Ap
 /// - `handle`: the handle. NULL is ignored.
 ///
 /// # Ownership
-/// The handle ends. A configuration, services, and an arena may be freed before the servers and clients that were
-/// started with them. Buffers and replies may outlive their client or server: their contents stay as they are until
-/// they are freed.
+/// The handle becomes invalid. A configuration, services, and an arena may be freed before the servers and clients that
+/// were started with them. Buffers and replies may outlive their client or server: their contents stay as they are
+/// until they are freed.
 ///
 /// # Threads
 /// Any thread. A polled server or client is freed on its own thread, or on any thread once it is detached, by
 /// `rpcrdma_detach` or by the end of its thread.
 ///
 /// # Returns
-/// - 0: the handle has ended.
+/// - 0: the handle is freed.
 /// - -EPERM: another thread has the polled server or client.
 /// - -EINVAL: the handle is a call, which `rpcrdma_call_answer` ends, or a reply that a callback got.
 /// - -EDEADLK: a handler or task frees its own server, which has threads.

@@ -18,7 +18,7 @@ use crate::process;
 use crate::request::{self, rpcrdma_request};
 use crate::types::*;
 
-/// The end of a call.
+/// A completed call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_completion {
@@ -39,15 +39,16 @@ pub struct rpcrdma_completion {
     pub error: c_int,
 }
 
-/// Reports the end of a call.
+/// Reports a completed call.
 ///
-/// The function may start calls, and free the client. If it polls this client, the ends of calls wait until it returns.
+/// The function may start calls, and free the client. If it polls this client, completions that this poll finds are
+/// reported after the function returns.
 /// For a failed call, `rpcrdma_error` has its text here until another function fails. No exception of C++ may leave the
 /// function, nor pthread_exit: the process would end. Nor may longjmp leave it: the client would report no more calls.
 ///
 /// # Parameters
 /// - `context`: the argument of the poll.
-/// - `completion`: the end of the call.
+/// - `completion`: the completed call.
 ///
 /// # Ownership
 /// `completion`, its results and its reply are valid until the function returns. `rpcrdma_reply_keep` keeps the reply
@@ -72,9 +73,9 @@ unsafe fn connect_with(
     connect: impl FnOnce(&Address, ClientConfig) -> Result<LocalClient, ConnectError>,
 ) -> Result<*mut rpcrdma_local_client, ApiFailure> {
     process::prepare();
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller passes NULL or a text that ends with a zero byte.
     let address = unsafe { crate::arguments::address(address) }?;
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller passes NULL or a handle of this library.
     let config = unsafe { knobs(config, |knobs| knobs.local_client(program, version)) }?;
     Ok(new_bound_handle(PolledClient::new(connect(&address, config)?)))
 }
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_begin(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdma_local_client) -> c_int {
     entry("rpcrdma_local_client_is_established", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let local = unsafe { lend(client) }?;
         match local.client.close_reason(local.connection()) {
             Some(reason) if local.was_established() => Err(ApiFailure::new(Errno::NOTCONN, reason)),
@@ -183,7 +184,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
     })
 }
 
-/// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
+/// Starts a call; `rpcrdma_local_client_poll` reports its completion, once.
 ///
 /// # Parameters
 /// - `client`: the client.
@@ -193,7 +194,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 ///
 /// # Ownership
 /// If the call starts, it has the buffers of its chunks, which its reply returns. If it does not start, they stay with
-/// the caller, and the poll reports no end.
+/// the caller, and the poll reports no completion.
 ///
 /// # Threads
 /// The thread of the client.
@@ -210,8 +211,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 /// - another negative handle code.
 ///
 /// # Safety
-/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
-/// its `size` says; its pointers have as many items and bytes as it says; `xid` is NULL or writable.
+/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or points to `size`
+/// readable bytes, and each of its arrays has its stated length; `xid` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_start(
     client: *mut rpcrdma_local_client,
@@ -219,9 +220,9 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
     xid: *mut u32,
 ) -> c_int {
     entry("rpcrdma_local_client_start", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut local = unsafe { lend(client) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a request whose arrays have their stated lengths.
         let call = unsafe { request::start(&mut local.client, request) }?;
         if call.is_none()
             && let Some(mut failed) = local.take_failed_start()
@@ -230,7 +231,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
             unsafe { request::return_buffers(request, &mut failed.returned) };
             return Err(failed.error.into());
         }
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a writable place.
         unsafe { store(xid, call.map_or(0, CallId::xid)) };
         Ok(0)
     })
@@ -259,21 +260,21 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_client, xid: u32) -> c_int {
     entry("rpcrdma_local_client_cancel", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         unsafe { lend(client) }?.cancel(CallId::of_xid(xid));
         Ok(0)
     })
 }
 
-/// Polls a client once, and reports the calls that have ended.
+/// Polls a client once, and reports completed calls.
 ///
 /// The function never blocks. A loop polls at least 20 times a second, and the time of the `done` functions counts
 /// towards the time between two polls.
 ///
 /// # Parameters
 /// - `client`: the client.
-/// - `done`: gets each call that has ended. Calls that it starts, and that end at once, are reported by the next poll.
-///   NULL: ended calls are left to the next poll with a function.
+/// - `done`: gets each completed call. Calls that it starts, and that complete immediately, are reported by the next
+///   poll. NULL: completed calls are left to the next poll with a function.
 /// - `context`: first argument of `done`.
 ///
 /// # Ownership
@@ -283,7 +284,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
 /// The thread of the client. `done` runs on it.
 ///
 /// # Returns
-/// - 1: there was work, or a call has ended.
+/// - 1: there was work, or a call has completed.
 /// - 0: neither.
 /// - a negative handle code.
 ///
@@ -296,7 +297,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_local_client_poll", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut local = unsafe { lend(client) }?;
         let busy = local.turn();
         let (Some(done), true) = (done, local.has_ends_to_report()) else { return Ok(c_int::from(busy)) };
@@ -307,7 +308,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
             Some(ended) => {
                 let tag = local.next_tag();
                 drop(local);
-                // SAFETY: the caller guarantees it.
+                // SAFETY: the caller permits calls of `done` with `context`.
                 unsafe { report(tag, ended, done, context) };
             }
             None => {
@@ -348,20 +349,20 @@ unsafe fn report_all(
     context: *mut c_void,
 ) {
     for ended in batch.drain(..) {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: `client` was a live handle before.
         let Some(local) = (unsafe { lend_if_same(client, id) }) else { return };
         let tag = local.next_tag();
         drop(local);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller permits calls of `done` with `context`.
         unsafe { report(tag, ended, done, context) };
     }
-    // SAFETY: the caller guarantees it.
+    // SAFETY: `client` was a live handle before.
     if let Some(mut local) = unsafe { lend_if_same(client, id) } {
         local.reuse_batch(batch);
     }
 }
 
-/// Passes the end of a call to a function.
+/// Passes a completed call to a function.
 ///
 /// # Safety
 /// `done` may be called with `context`.

@@ -29,8 +29,8 @@ use crate::types::*;
 /// - EINVAL: `len` is 0, as for mmap: no chunk is empty.
 /// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`).
 /// - EMSGSIZE: no buffer of the client is that long.
-/// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all the client's buffers, by the limit that the
-///   text names; the next call requests it again.
+/// - ENOMEM, EMFILE, ENFILE, EFBIG: the memory of all the client's buffers could not be allocated. The text names the
+///   limit. The next call requests the memory again.
 /// - ENOTCONN: the connection has ended.
 /// - EDEADLK: the calling thread runs the client's connection, as for `rpcrdma_client_call`.
 /// - a handle code.
@@ -40,7 +40,7 @@ use crate::types::*;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut rpcrdma_buffer {
     entry("rpcrdma_alloc", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let client = unsafe { lend_any(client) }?;
         if len == 0 {
             return Err(ApiFailure::argument("len is 0: a chunk has at least one byte"));
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut 
 /// - `len`: gets the number of bytes.
 ///
 /// # Ownership
-/// The bytes are the buffer's, until its handle ends.
+/// The bytes belong to the buffer, and are valid until its handle becomes invalid.
 ///
 /// # Threads
 /// One thread at a time.
@@ -80,9 +80,9 @@ pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *mut usize) -> *mut c_void {
     entry("rpcrdma_buffer_data", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let (data, bytes) = unsafe { lend(buffer) }?.bytes();
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a writable place.
         unsafe { store(len, bytes) };
         Ok(data.cast())
     })
@@ -114,8 +114,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, start: usize, len: usize) -> c_int {
     entry("rpcrdma_buffer_window", || {
-        // SAFETY: the caller guarantees it.
-        unsafe { lend(buffer) }?.set_window(start, len).map(|()| 0)
+        // SAFETY: the caller passes NULL or a handle of this library.
+        unsafe { lend(buffer) }?.set_range(start, len).map(|()| 0)
     })
 }
 

@@ -43,7 +43,7 @@ unsafe fn knobs<T>(
 ) -> Result<T, ApiFailure> {
     match config.is_null() {
         true => make(&Knobs::default()),
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         false => make(&*unsafe { lend(config) }?),
     }
 }

@@ -31,10 +31,10 @@ use crate::types::{rpcrdma_buffer, rpcrdma_reply};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_reply_results(reply: *mut rpcrdma_reply, len: *mut usize) -> *const c_void {
     entry("rpcrdma_reply_results", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let reply = unsafe { lend(reply) }?;
         let results = reply.reply()?.results();
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a writable place.
         unsafe { store(len, results.len()) };
         Ok(results.as_ptr().cast())
     })
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn rpcrdma_reply_results(reply: *mut rpcrdma_reply, len: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_reply_status(reply: *mut rpcrdma_reply) -> c_int {
     entry("rpcrdma_reply_status", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         unsafe { lend(reply) }?.status()
     })
 }
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn rpcrdma_reply_take_write_chunk(
     index: c_uint,
 ) -> *mut rpcrdma_buffer {
     entry("rpcrdma_reply_take_write_chunk", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let buffer = unsafe { lend(reply) }?.take(true, index as usize)?;
         Ok(new_handle(BufferMemory::Owned(buffer)))
     })
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn rpcrdma_reply_take_read_chunk(
     index: c_uint,
 ) -> *mut rpcrdma_buffer {
     entry("rpcrdma_reply_take_read_chunk", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let buffer = unsafe { lend(reply) }?.take(false, index as usize)?;
         Ok(new_handle(BufferMemory::Owned(buffer)))
     })
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn rpcrdma_reply_take_read_chunk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_reply_keep(reply: *mut rpcrdma_reply) -> *mut rpcrdma_reply {
     entry("rpcrdma_reply_keep", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let kept = unsafe { lend(reply) }?.keep()?;
         Ok(new_handle(kept))
     })

@@ -47,7 +47,7 @@ use crate::types::*;
 /// - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
 /// - EADDRINUSE: another server has the address, or `server.stats`; or `address` lists one address twice.
 /// - EADDRNOTAVAIL: this host cannot serve the address, or the path of `server.stats` or `soft:` is not that of a socket.
-/// - ENOENT: the folder of `server.stats` does not exist.
+/// - ENOENT: the directory of `server.stats` does not exist.
 /// - ENOMEM: the server needs more memory than the host has left, or than the control group, RLIMIT_AS (`ulimit -v`),
 ///   RLIMIT_MEMLOCK (`ulimit -l`, for devices) or `vm.max_map_count` permits.
 /// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the limit of the control group.
@@ -69,11 +69,11 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 ) -> *mut rpcrdma_server {
     entry("rpcrdma_server_start", || {
         process::prepare();
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or texts that end with a zero byte.
         let addresses = unsafe { addresses(address) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let services = unsafe { lend(services) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut config = unsafe { knobs(config, |knobs| knobs.server(addresses.len(), &services)) }?;
         let (first, others) = addresses.split_first().ok_or_else(|| ApiFailure::argument("address is empty"))?;
         config.more_addresses = others.to_vec();
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
     entry("rpcrdma_server_call_back", || {
         // SAFETY: the caller guarantees it.
         let (server, call) = (unsafe { share(server) }?, unsafe { lend(call) }?);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
         let client = server.call_backs.client(call.info().caller(), config);
         Ok(new_handle(ThreadedClient::new(client.ok_or_else(call_of_other_server)?)))
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 ///
 /// # Parameters
 /// - `server`: the server.
-/// - `milliseconds`: the maximum time of the drain. With 0, calls are cut off at once.
+/// - `milliseconds`: the maximum time of the drain. With 0, calls are cut off immediately.
 ///
 /// # Ownership
 /// The server ends, and is freed, unless the result is -EDEADLK.
@@ -208,12 +208,12 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 ) -> *mut rpcrdma_local_server {
     entry("rpcrdma_local_server_start", || {
         process::prepare();
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or texts that end with a zero byte.
         let addresses = unsafe { addresses(address) }?;
         let [address] = &addresses[..] else { return Err(ApiFailure::argument("a polled server has one address")) };
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let services = unsafe { lend(services) }?;
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut config = unsafe { knobs(config, |knobs| knobs.local_server(&services)) }?;
         services.add_arenas(&mut config.shard.memory.arenas);
         config.peers = services.peers();
@@ -263,9 +263,9 @@ pub unsafe extern "C" fn rpcrdma_local_server_call_back(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_client {
     entry("rpcrdma_local_server_call_back", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let (mut polled, call) = (unsafe { lend(server) }?, unsafe { lend(call) }?);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
         Ok(new_handle(polled.call_back(call.info().caller(), config).ok_or_else(call_of_other_server)?))
     })
@@ -294,7 +294,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_call_back(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_server) -> c_int {
     entry("rpcrdma_local_server_poll", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let busy = unsafe { lend(server) }?.server.poll();
         Ok(c_int::from(busy))
     })
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
 /// Starts to drain a polled server, and returns whether it is drained.
 ///
 /// The server takes no new calls, and answers those under way while it is polled. Until it is drained, it may call back
-/// the clients that wait for their answers. A drain has no time limit: `rpcrdma_free` ends the server at once.
+/// the clients that wait for their answers. A drain has no time limit: `rpcrdma_free` ends the server immediately.
 ///
 /// # Parameters
 /// - `server`: the server.
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_server_drain(server: *mut rpcrdma_local_server) -> c_int {
     entry("rpcrdma_local_server_drain", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut polled = unsafe { lend(server) }?;
         polled.server.begin_drain();
         Ok(c_int::from(polled.server.is_drained()))
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_drain(server: *mut rpcrdma_local_s
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
     entry("rpcrdma_fd", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         match unsafe { lend_any(handle) }? {
             AnyEndpoint::LocalServer(polled) => Ok(polled.server.as_fd().as_raw_fd()),
             AnyEndpoint::LocalClient(local) => Ok(local.client.as_fd().as_raw_fd()),
@@ -390,7 +390,7 @@ pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
 pub unsafe extern "C" fn rpcrdma_arm(handle: *mut c_void, milliseconds: c_int) -> c_int {
     entry("rpcrdma_arm", || {
         let longest = Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::from(u32::MAX)));
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let sleep = match unsafe { lend_any(handle) }? {
             AnyEndpoint::LocalServer(mut polled) => polled.server.arm(longest),
             AnyEndpoint::LocalClient(mut local) => local.arm(longest),
@@ -422,7 +422,7 @@ pub unsafe extern "C" fn rpcrdma_arm(handle: *mut c_void, milliseconds: c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
     entry("rpcrdma_disarm", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         match unsafe { lend_any(handle) }? {
             AnyEndpoint::LocalServer(mut polled) => polled.server.disarm(),
             AnyEndpoint::LocalClient(mut local) => local.client.disarm(),
@@ -440,12 +440,12 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 ///
 /// # Parameters
 /// - `handle`: a server or client of any kind.
-/// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. NULL: only the length is
+/// - `buf`: gets the text, cut off to fit into `len` bytes with its final zero byte. NULL: only the length is
 ///   returned.
-/// - `len`: bytes of `room`. 0: only the length is returned.
+/// - `len`: bytes of `buf`. 0: only the length is returned.
 ///
 /// # Ownership
-/// `room` stays the caller's.
+/// `buf` stays the caller's.
 ///
 /// # Threads
 /// Any thread for a server with threads, one thread at a time for a client, and the thread of a polled server or
@@ -461,12 +461,12 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// - a negative handle code.
 ///
 /// # Safety
-/// `handle` is NULL or came from this library; `room` is NULL, or has `len` bytes.
+/// `handle` is NULL or came from this library; `buf` is NULL, or has `len` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, len: usize) -> c_int {
+pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, buf: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_stats", || {
         let deadlock = || ApiFailure::new(Errno::DEADLK, "a shard's handlers and tasks would wait for their own shard");
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let stats = match unsafe { lend_any(handle) }? {
             AnyEndpoint::Server(server) if server.is_on_own_shard() => return Err(deadlock()),
             AnyEndpoint::Client(client) if client.is_on_own_shard() => return Err(deadlock()),
@@ -476,8 +476,8 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
             AnyEndpoint::LocalClient(mut local) => vec![local.client.stats()],
         };
         let text = serde_json::to_string(&stats).map_err(|error| ApiFailure::new(Errno::IO, error))?;
-        // SAFETY: the caller guarantees it.
-        unsafe { copy_text(&text, room, len) }
+        // SAFETY: the caller passes NULL or `len` writable bytes.
+        unsafe { copy_text(&text, buf, len) }
     })
 }
 

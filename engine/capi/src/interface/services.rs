@@ -64,7 +64,7 @@ pub unsafe extern "C" fn rpcrdma_services_add(
     size: usize,
 ) -> c_int {
     entry("rpcrdma_services_add", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut services = unsafe { lend(services) }?;
         let program = ProgramVersion { program, version };
         // SAFETY: the caller guarantees it.
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn rpcrdma_services_task(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_services_task", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut services = unsafe { lend(services) }?;
         services.set_task(poll, descriptor, context).map(|()| 0)
     })
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn rpcrdma_services_peers(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_services_peers", || {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller passes NULL or a handle of this library.
         let mut services = unsafe { lend(services) }?;
         services.set_peers(hook, context).map(|()| 0)
     })

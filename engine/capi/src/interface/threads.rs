@@ -135,8 +135,8 @@ pub unsafe extern "C" fn rpcrdma_detach(handle: *mut c_void) -> c_int {
 
 /// Gives a detached polled server or client to the calling thread.
 ///
-/// The handle was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it at once, one
-/// succeeds.
+/// The handle was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it
+/// concurrently, one succeeds.
 ///
 /// # Parameters
 /// - `handle`: a polled server or client.

@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release --bin async_client`
 //!
-//! A gateway reads each block from two replicas. The program reads several blocks at once through the gateway.
+//! A gateway reads each block from two replicas. The program reads several blocks concurrently through the gateway.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -81,7 +81,7 @@ fn gateway(address: &Address, replicas: [Address; 2]) -> Result<Server, Failure>
     Ok(Server::start_with(address, make, &ServerConfig::default())?)
 }
 
-/// Reads all blocks at once, with one thread for all connections.
+/// Reads all blocks concurrently, with one thread for all connections.
 async fn program(address: Address) -> Result<(), Failure> {
     let endpoint = Endpoint::start_async(&address, ClientConfig::new(PROGRAM, 1)).await?;
     let mut client = endpoint.connect_async(&address).await?;
@@ -93,7 +93,7 @@ async fn program(address: Address) -> Result<(), Failure> {
     // The gateway refuses a call that the replicas refuse.
     let refused = client.start(ClientCall::new(READ))?.await;
     assert!(matches!(refused.map_err(CallError::from), Err(CallError::Refused(Refusal::GarbageArguments))));
-    println!("{BLOCKS} blocks read at once");
+    println!("{BLOCKS} blocks read concurrently");
     Ok(())
 }
 

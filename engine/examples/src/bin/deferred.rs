@@ -18,7 +18,7 @@ use rpcrdma::{Address, Procedure, Refusal, Server, Services};
 const PROGRAM: u32 = 0x2000_0001;
 /// Procedure that the disk answers.
 const SLOW: u32 = 1;
-/// Procedure that the handler answers at once.
+/// Procedure that the handler answers immediately.
 const FAST: u32 = 2;
 /// Number of calls that the disk collects before it answers.
 const QUEUE: usize = 4;
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let disk = std::thread::spawn(move || disk(&calls));
     let mut services = Services::new();
     let submit = Mutex::new(submit);
-    // The handler returns at once, and the shard serves other calls.
+    // The handler returns immediately, and the shard serves other calls.
     let slow = Procedure::deferred(move |call| {
         if let Ok(submit) = submit.lock() {
             let _ = submit.send(call);

@@ -117,7 +117,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         let _ = rustix::net::shutdown(&socket, Shutdown::Write);
         let token = Token::Closing(self.closing.next);
         if !H::LINGERS || self.sockets.epoll_set.add(&socket, token, EventFlags::IN | EventFlags::RDHUP).is_err() {
-            // Without a watch that reports when the peer has closed the connection, the socket is closed at once.
+            // Without a watch that reports when the peer has closed the connection, the socket is closed immediately.
             return;
         }
         if self.closing.len() >= self.limits.max_closing {
@@ -151,8 +151,8 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     ) -> Option<impl Iterator<Item = Token> + use<H>> {
         let tokens = self.sockets.wait(timeout)?;
         // At most `H::REQUESTS` requests are completed, because calls of other connections wait for this poll. The
-        // owner then polls again at once, and unread input stays readable. Accepted connections are read before further
-        // ones are accepted, because new connections may arrive endlessly.
+        // owner then polls again immediately, and unread input stays readable. Accepted connections are read before
+        // further ones are accepted, because new connections may arrive endlessly.
         let mut left = H::REQUESTS;
         for token in tokens.clone() {
             if let Token::Request(id) = token
@@ -239,8 +239,8 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         for request in self.incomplete.iter() {
             *counts.entry(H::host(&request.peer)).or_insert(0) += 1;
         }
-        let most = counts.values().copied().max().unwrap_or(0);
-        let oldest = self.incomplete.remove_oldest(|request| counts[&H::host(&request.peer)] == most);
+        let max_count = counts.values().copied().max().unwrap_or(0);
+        let oldest = self.incomplete.remove_oldest(|request| counts[&H::host(&request.peer)] == max_count);
         if let Some(IncomingConnection { peer, .. }) = oldest {
             fabric.refuse(format_args!(
                 "{peer}: evicted, because its request is incomplete and others wait (max_handshakes)"

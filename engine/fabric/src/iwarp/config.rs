@@ -10,8 +10,8 @@ use crate::{FabricError, checks};
 
 /// When FPDUs carry a CRC-32C (RFC 5044 §4.4, §7.1).
 ///
-/// TCP's checksum has only 16 bits, and it misses corruption by network cards, switches and hosts that have already
-/// checked it. The CRC is end to end. Neither protects against deliberate changes.
+/// TCP's checksum has only 16 bits, and it cannot detect corruption inside a network card, switch or host that has
+/// already verified it. The CRC is end to end. Neither protects against deliberate changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Crc {
@@ -33,10 +33,8 @@ pub enum FpduSize {
     Auto,
     /// At most one TCP segment (the EMSS of RFC 5044 §4.5).
     ///
-    /// An adapter can place such an FPDU in any order of arrival.
-    ///
-    /// FPDUs are not aligned to TCP segments: a TCP segment may hold the end of one FPDU and the start of the next. An
-    /// adapter places such FPDUs more slowly.
+    /// An adapter can place an FPDU that lies within one TCP segment as soon as it arrives. This fabric does not align
+    /// FPDUs to TCP segments, so some FPDUs span two segments, and adapters place those more slowly.
     Segment,
     /// 65464 bytes, nearly the maximum of the format, which saves headers.
     ///
@@ -104,10 +102,11 @@ with_defaults! {
         /// The DSCP is the upper six bits. TCP itself sets the lower two, which are ECN. Default: the kernel's, 0. A
         /// server's SYN-ACK does not have this value yet.
         pub tos: Option<u8> = None,
-        /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and incomplete messages. Default 30 s.
+        /// Time-out of unacknowledged data and incomplete messages. Default 30 s.
         ///
         /// It also applies to an unanswered RDMA Read and to a message that waits for a Receive. The connection then
-        /// closes. While data is unacknowledged, the fabric itself measures the time instead of TCP.
+        /// closes. The fabric sets `TCP_USER_TIMEOUT`, but as soon as it finds unacknowledged data it measures the time
+        /// itself, because TCP would also end a connection whose peer acknowledges slowly.
         pub retry_timeout: Duration = Duration::from_secs(30),
         /// Idle time before a TCP keep-alive probe (`TCP_KEEPIDLE`). Default 60 s.
         ///
@@ -133,10 +132,10 @@ impl IwarpFabricConfig {
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let check = |ok, field, got, rule| checks::check_field("iWARP", ok, field, got, rule);
         let has_message_length = (1..=1 << 30).contains(&self.max_message);
-        check(has_message_length, "max_message", self.max_message, "must be from 1 to 1 GiB")?;
+        check(has_message_length, "max_message", self.max_message, "expected 1 byte to 1 GiB")?;
         let has_read_depth = (1..=MAX_READ_DEPTH).contains(&self.read_depth);
-        check(has_read_depth, "read_depth", self.read_depth.into(), "must be from 1 to 16383")?;
-        check(self.max_handshakes != 0, "max_handshakes", 0, "must be at least 1")
+        check(has_read_depth, "read_depth", self.read_depth.into(), "expected 1 to 16383")?;
+        check(self.max_handshakes != 0, "max_handshakes", 0, "expected at least 1")
     }
 }
 

@@ -19,7 +19,7 @@ const FOREIGN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Excludes other processes while a socket file of this name is replaced, until it is dropped.
+/// Lock that keeps other processes from replacing the socket file of this name; dropping it releases the lock.
 ///
 /// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which exists only while the lock is held. A lock
 /// that others can hold would let any user of the host block the start of servers. So the file must belong to this
@@ -48,7 +48,8 @@ impl BindLock {
                 Err(error @ (Errno::MFILE | Errno::NFILE)) => {
                     return Err(failed(&format!("open {}", lock.display()), error));
                 }
-                Err(error) if kind_and_owner(&lock).is_none() => {
+                // Nothing is at the path, so the directory is at fault.
+                Err(error) if std::fs::symlink_metadata(&lock).is_err() => {
                     return Err(FabricError::address(name, directory_error(path, error)));
                 }
                 // A link, a directory, or a file that this user may not even open.
@@ -67,8 +68,8 @@ impl BindLock {
                 Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < FOREIGN_TIMEOUT => {
                     std::thread::sleep(PAUSE);
                 }
-                // Another process of this user may have replaced the file already; its file stays.
                 Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => remove_foreign_file(name, &lock)?,
+                // Another process of this user has replaced the file: try again with the new one.
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(FabricError::address(name, format!("flock {}: {error}", lock.display()))),
             }
@@ -124,7 +125,7 @@ fn remove_foreign_file(name: &str, lock: &Path) -> Result<(), FabricError> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             let shown = lock.display();
             let remedy = "remove it, or use a directory that only the server's user may write to";
-            let detail = format!("{shown} is {owner}, and prevents our lock (unlink: {error}); {remedy}");
+            let detail = format!("cannot remove {shown}, {owner}, which blocks the lock file: {error}; {remedy}");
             Err(FabricError::address(name, detail))
         }
         _ => Ok(()),

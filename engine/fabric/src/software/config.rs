@@ -54,9 +54,9 @@ impl SoftwareConfig {
         let check = |ok, field, got, rule| checks::check_field("software", ok, field, got, rule);
         let ring = self.ring_bytes;
         let is_size = ring.is_power_of_two() && RING_BYTES.contains(&ring);
-        check(is_size, "ring_bytes", ring, "must be a power of two from 4 KiB to 16 MiB")?;
+        check(is_size, "ring_bytes", ring, "expected a power of two from 4 KiB to 16 MiB")?;
         let fits = (1..=ring / 2).contains(&self.max_message);
-        check(fits, "max_message", self.max_message, "must be from 1 to half of ring_bytes")?;
-        check(self.max_handshakes != 0, "max_handshakes", 0, "must be at least 1")
+        check(fits, "max_message", self.max_message, "expected 1 byte to half of ring_bytes")?;
+        check(self.max_handshakes != 0, "max_handshakes", 0, "expected at least 1")
     }
 }

@@ -192,8 +192,8 @@ impl SoftwareFabric {
         let (ring, ring_fd) = create_shared(layout.bytes(), "rpcrdma-ring")?;
         let (id, opening, table_fd) = self.add_qp(params, layout, max_message, (ring, 0, mappings))?;
         let hello = Some((SocketMessage::Hello(opening), [ring_fd, table_fd]));
-        // The connect is last, so that the opening message follows at once, because the acceptor soon closes a silent
-        // connection.
+        // The connect is last, so that the opening message follows immediately, because the acceptor soon closes a
+        // silent connection.
         let progress = address::connect(to);
         let dialed = progress.and_then(|p| self.connections.dial(&mut self.common, id, (to, p), hello));
         dialed.map(|()| id).inspect_err(|_| drop(self.table.remove(id)))

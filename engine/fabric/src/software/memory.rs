@@ -19,10 +19,10 @@ pub(super) trait Word {
     fn publish(&self, value: u64);
     /// Acquire-release exchange.
     fn exchange(&self, value: u64) -> u64;
-    /// Acquire-release exchange of the word with itself. It returns the current value, in one order with the other
-    /// side's exchanges.
+    /// Returns the latest value in the word's modification order, by an acquire-release read-modify-write.
     fn newest(&self) -> u64;
-    /// A full fence between a store and a load of another word. If both sides use it, one sees the other's store.
+    /// A full fence between a store and a load of another word. If both sides use it, at least one of them sees the
+    /// other's store.
     fn full_fence();
 }
 
@@ -32,10 +32,10 @@ pub(super) trait RingMemory {
     type Word: Word;
     /// The word at a position.
     fn word(&self, position: u64) -> &Self::Word;
-    /// Copies bytes out. False, with nothing copied, if the ring is shorter.
+    /// Copies bytes out. Returns false and copies nothing if the ring is smaller than `to`.
     #[must_use = "false means that nothing was copied"]
     fn read(&self, position: u64, to: &mut [u8]) -> bool;
-    /// Copies bytes in. False, with nothing copied, if the ring is shorter.
+    /// Copies bytes in. Returns false and copies nothing if the ring is smaller than `from`.
     #[must_use = "false means that nothing was copied"]
     fn write(&self, position: u64, from: &[u8]) -> bool;
 }
@@ -109,8 +109,8 @@ pub(super) enum Side {
 const LINES_BYTES: usize = 4096;
 /// Initial bytes of a ring, at most a quarter of its maximum. It holds a few short messages.
 const FIRST_BYTES: u32 = 2048;
-/// Distance of lines with different writers: processors fetch lines in pairs.
-const APART: usize = 2;
+/// Distance, in cache lines, of lines with different writers: processors fetch lines in pairs.
+const LINE_STRIDE: usize = 2;
 
 /// A connection's memory as one side sees it: a page of cache lines, the connector's ring, the acceptor's ring.
 #[derive(Clone, Copy, Debug)]
@@ -123,7 +123,9 @@ pub(super) struct Layout {
 /// Numbers of the cache lines before the rings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lines {
+    /// Doorbell that this side rings to wake the peer.
     pub(super) peer_bell: usize,
+    /// Doorbell that the peer rings to wake this side.
     pub(super) own_bell: usize,
     /// This side's progress in the peer's ring, and its refusal of a record.
     pub(super) own_report: usize,
@@ -169,7 +171,8 @@ impl Layout {
 
     pub(super) fn lines(self) -> Lines {
         let (own, peer) = (self.side as usize, 1 - self.side as usize);
-        let [own_report, peer_report, own_bell, peer_bell] = [own, peer, 2 + own, 2 + peer].map(|line| line * APART);
+        let [own_report, peer_report, own_bell, peer_bell] =
+            [own, peer, 2 + own, 2 + peer].map(|line| line * LINE_STRIDE);
         Lines { peer_bell, own_bell, own_report, peer_report }
     }
 }

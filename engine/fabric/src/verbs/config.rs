@@ -11,7 +11,7 @@ use crate::{FabricAddress, FabricError, checks};
 /// Whether to use a device feature: on, off, or automatic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FeatureMode {
-    /// Used if the device's attributes and the start-up test permit it.
+    /// Used if the device's attributes and the start-up probe permit it.
     #[default]
     Auto,
     /// Always used.
@@ -131,19 +131,14 @@ impl VerbsConfig {
             (1..=1 << 21).contains(&self.shared_receives),
             "shared_receives",
             self.shared_receives,
-            "must be from 1 to 2097152",
+            "expected 1 to 2097152",
         )?;
-        check(
-            (64..=1 << 22).contains(&self.completions),
-            "completions",
-            self.completions,
-            "must be from 64 to 4194304",
-        )?;
-        check(self.max_inline_data <= 4096, "max_inline_data", self.max_inline_data, "must be at most 4096")?;
-        check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "must be from 0 to 31")?;
-        check(self.retries < 8, "retries", self.retries.into(), "must be from 0 to 7")?;
-        check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "must be from 0 to 6")?;
-        check((1..32).contains(&self.ack_timeout), "ack_timeout", self.ack_timeout.into(), "must be from 1 to 31")
+        check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "expected 64 to 4194304")?;
+        check(self.max_inline_data <= 4096, "max_inline_data", self.max_inline_data, "expected at most 4096")?;
+        check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "expected 0 to 31")?;
+        check(self.retries < 8, "retries", self.retries.into(), "expected 0 to 7")?;
+        check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "expected 0 to 6")?;
+        check((1..32).contains(&self.ack_timeout), "ack_timeout", self.ack_timeout.into(), "expected 1 to 31")
     }
 }
 

@@ -239,7 +239,7 @@ impl VerbsFabric {
         let CmEvent { request: Some(cm), private_data, .. } = &mut accepted.request else { return };
         self.next_request += 1;
         let number = self.next_request;
-        if let Err(error) = cm.adopt(&self.device.channel, REQUEST_FLAG | number as usize) {
+        if let Err(error) = cm.move_to(&self.device.channel, REQUEST_FLAG | number as usize) {
             let line = format_args!("connect request lost: rdma_migrate_id: {error}");
             return self.context.log.warn("connect requests lost", line);
         }

@@ -1,6 +1,6 @@
-//! A start-up test of the device with two connected queue pairs.
+//! A start-up probe of the device with two connected queue pairs.
 //!
-//! The test finds out whether a peer's Send invalidates a window, and whether the device checks window bounds. It runs
+//! The probe finds out whether a peer's Send invalidates a window, and whether the device checks window bounds. It runs
 //! once per device and process, when the device is first opened.
 
 #![forbid(unsafe_code)]
@@ -24,14 +24,14 @@ use crate::{
     Access, Completion, ConnectParams, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest, lock,
 };
 
-/// Time-out of each completion. A failed test is not repeated.
+/// Time-out of each completion, after which the probe has failed. Its result is kept for the process.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a buffer.
 const BYTES: usize = 4096;
 /// Bytes of the window in a buffer.
 const WINDOW: usize = 64;
 
-/// Results of the test.
+/// Results of the probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProbeResults {
     /// Whether a Send With Invalidate revokes a window, reports its key, and leaves the window free.
@@ -40,7 +40,7 @@ pub(super) struct ProbeResults {
     pub(super) checks_window_bounds: bool,
 }
 
-/// Tests the device, once per process. `None` if the test failed to run.
+/// Probes the device, once per process. `None` if the probe failed to run.
 pub(super) fn probe_once(
     context: &Rc<DeviceContext>,
     choice: &Choice,
@@ -56,7 +56,7 @@ pub(super) fn probe_once(
         });
         match &probed {
             Ok(results) => log::debug!("{}: {results:?}", choice.device),
-            Err(error) => log::info!("{}: start-up test failed: {error}", choice.device),
+            Err(error) => log::info!("{}: start-up probe failed: {error}", choice.device),
         }
         probed.ok()
     };
@@ -69,7 +69,8 @@ struct ProbePair {
     out: Vec<Completion>,
     /// The invalidated key of the last Receive.
     invalidated: Option<u32>,
-    flags: u32,
+    /// Completion flags that report a remote invalidation.
+    invalidated_mask: u32,
     context: PostContext,
     cq: Rc<CompletionQueue>,
     pool: Pool,
@@ -99,8 +100,9 @@ impl ProbePair {
                 own.modify(step)?;
             }
         }
-        let flags = quirks.invalidated_flags;
-        Ok(Self { ends, out: Vec::new(), invalidated: None, flags, context: PostContext::new(regions), cq, pool })
+        let invalidated_mask = quirks.invalidated_flags;
+        let context = PostContext::new(regions);
+        Ok(Self { ends, out: Vec::new(), invalidated: None, invalidated_mask, context, cq, pool })
     }
 
     fn buf(&self, len: usize) -> io::Result<Buf> {
@@ -127,19 +129,25 @@ impl ProbePair {
             if start.elapsed() > TIMEOUT {
                 return Err(io::Error::other(format!("{opcode:?} did not complete within {TIMEOUT:?}")));
             }
-            let Self { ends, out, invalidated, flags, cq, .. } = self;
+            let Self { ends, out, invalidated, invalidated_mask, cq, .. } = self;
             cq.poll(usize::MAX, |done| {
                 let (id, status) = (WrId(done.wr_id), super::completion::status(done.status));
                 let slot = id.slot() as usize & 1;
-                let end = &mut ends[slot];
+                let queues = &mut ends[slot];
                 if id.is_receive() {
                     let len = if status.is_ok() { done.byte_len as usize } else { 0 };
-                    let buf = end.receives.as_mut().and_then(|table| table.complete(done, len));
-                    let (qp, opcode) = (qp(slot), Opcode::Recv);
-                    out.push(Completion { wr_id: 0, qp, opcode, status, buf, invalidated: None });
-                    *invalidated = (done.wc_flags & *flags != 0).then_some(done.invalidated_rkey());
+                    let buf = queues.receives.as_mut().and_then(|table| table.complete(done, len));
+                    out.push(Completion {
+                        wr_id: 0,
+                        qp: qp(slot),
+                        opcode: Opcode::Recv,
+                        status,
+                        buf,
+                        invalidated: None,
+                    });
+                    *invalidated = (done.wc_flags & *invalidated_mask != 0).then_some(done.invalidated_rkey());
                 } else {
-                    end.retire(done, status, out);
+                    queues.retire(done, status, out);
                 }
             })?;
         }
@@ -207,7 +215,7 @@ fn state_transitions(peer: u32, choice: &Choice, port: &ibv_port_attr) -> [QpAtt
     receive.attr.path_mtu = port.active_mtu;
     receive.attr.dest_qp_num = peer;
     receive.attr.max_dest_rd_atomic = 1;
-    receive.attr.min_rnr_timer = 12;
+    receive.attr.min_rnr_timer = 12; // 0.64 ms
     let to = &mut receive.attr.ah_attr;
     to.port_num = choice.port;
     to.dlid = port.lid;
@@ -225,9 +233,9 @@ fn state_transitions(peer: u32, choice: &Choice, port: &ibv_port_attr) -> [QpAtt
         | mask::IBV_QP_MIN_RNR_TIMER)
         .0;
     let mut send = QpAttributes::state(state::IBV_QPS_RTS);
-    send.attr.timeout = 14;
+    send.attr.timeout = 14; // 67 ms
     send.attr.retry_cnt = 6;
-    send.attr.rnr_retry = 7;
+    send.attr.rnr_retry = 7; // unlimited
     send.attr.max_rd_atomic = 1;
     send.mask |= (mask::IBV_QP_TIMEOUT
         | mask::IBV_QP_RETRY_CNT

@@ -90,9 +90,9 @@ struct FailingQp {
     /// The failed request and all later ones, with the statuses to report.
     postings: Vec<(Posting, Status)>,
     /// Completions to report for a destroyed queue pair, whose memory has been returned.
-    ended: Vec<Completion>,
-    /// True once the inner fabric has reported the end of the queue pair.
-    ended_inside: bool,
+    unreported: Vec<Completion>,
+    /// True once the inner fabric has flushed the queue pair's earlier requests.
+    inner_has_flushed: bool,
 }
 
 /// A completion, and the number of the first poll that may report it.
@@ -105,7 +105,7 @@ struct LateCompletion {
 impl<F: Fabric> Chaos<F> {
     /// True if this wrapper itself has completions to report.
     fn is_busy(&self) -> bool {
-        !self.late.is_empty() || self.failing.iter().any(|failing| failing.ended_inside)
+        !self.late.is_empty() || self.failing.iter().any(|failing| failing.inner_has_flushed)
     }
 
     /// Wraps a fabric.
@@ -128,7 +128,7 @@ impl<F: Fabric> Chaos<F> {
         self.stats
     }
 
-    /// Connections broken so far, oldest first. All other connections are free of injected failures.
+    /// Connections broken so far, oldest first. All others have no failed requests, but posts may still be refused.
     pub fn broken(&self) -> &[QpId] {
         &self.broken
     }
@@ -159,18 +159,19 @@ impl<F: Fabric> Chaos<F> {
         failure.or_else(|| self.random.chance(self.config.flush).then_some(Status::Flushed))
     }
 
-    /// Reports injected failures of queue pairs whose earlier requests the inner fabric has all reported.
+    /// Reports injected failures, once the inner fabric has reported all earlier requests of the queue pair.
     fn report_failures(&mut self, out: &mut Vec<Completion>, end: usize) {
-        for failing in self.failing.iter_mut().filter(|failing| failing.ended_inside) {
+        for failing in self.failing.iter_mut().filter(|failing| failing.inner_has_flushed) {
             let qp = failing.qp;
-            let n = failing.ended.len().min(end.saturating_sub(out.len()));
-            out.extend(failing.ended.drain(..n));
+            let n = failing.unreported.len().min(end.saturating_sub(out.len()));
+            out.extend(failing.unreported.drain(..n));
             let n = failing.postings.len().min(end.saturating_sub(out.len()));
             out.extend(failing.postings.drain(..n).map(|(posting, status)| failed_completion(qp, &posting, status)));
         }
         // From now on the inner queue pair is in the error state, and flushes later requests itself.
-        self.failing
-            .retain(|failing| !failing.ended_inside || !failing.postings.is_empty() || !failing.ended.is_empty());
+        self.failing.retain(|failing| {
+            !failing.inner_has_flushed || !failing.postings.is_empty() || !failing.unreported.is_empty()
+        });
     }
 
     /// Finds the injected failure of a queue pair.
@@ -190,7 +191,7 @@ impl<F: Fabric> Chaos<F> {
     /// Posts a chain without injected failures. The device may refuse a part of the chain.
     fn post_or_refuse(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let Some(at) = chain.iter().position(|posting| self.choose_refusal(&posting.wr)) else {
-            return self.post_or_fill(qp, chain);
+            return self.post_or_cut_short(qp, chain);
         };
         self.stats.cut_short += 1;
         let mut rest = chain.split_off(at);
@@ -200,7 +201,7 @@ impl<F: Fabric> Chaos<F> {
     }
 
     /// Posts a chain. The send queue may take only a part of the chain.
-    fn post_or_fill(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+    fn post_or_cut_short(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         if !self.random.chance(self.config.queue_full) {
             return self.inner.post_send(qp, chain);
         }
@@ -248,7 +249,8 @@ impl<F: Fabric> Chaos<F> {
         if batch.len() > 1 && self.random.chance(self.config.reorder) {
             self.stats.reordered += 1;
             let salt = self.random.next();
-            // The sort is stable, so the completions of one queue pair stay in order.
+            // The key is a random order of the queue pairs. The sort is stable, so the completions of one queue pair
+            // stay in order.
             batch.sort_by_key(|c| (u64::from(c.qp.slot) + 1).wrapping_mul(salt | 1) >> 32);
         }
     }
@@ -269,10 +271,10 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.live.retain(|&id| id != qp);
         self.inner.destroy_qp(qp);
         if let Some(failing) = self.find_failing(qp) {
-            // The inner fabric reports no more than the completions that it has just flushed.
-            failing.ended_inside = true;
+            // After the destruction, the inner fabric reports only what it has flushed, so our failures follow at once.
+            failing.inner_has_flushed = true;
             let postings = failing.postings.drain(..);
-            failing.ended.extend(postings.map(|(posting, status)| failed_completion(qp, &posting, status)));
+            failing.unreported.extend(postings.map(|(posting, status)| failed_completion(qp, &posting, status)));
         }
     }
 
@@ -285,7 +287,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
                 ControlEvent::Disconnected { qp, .. } => {
                     self.live.retain(|id| id != qp);
                     if let Some(failing) = self.find_failing(*qp) {
-                        failing.ended_inside = true;
+                        failing.inner_has_flushed = true;
                     }
                 }
                 _ => {}
@@ -336,7 +338,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.stats.failed += 1;
         let status_of = |i| if i == 0 { status } else { Status::Flushed };
         let postings = rest.into_iter().enumerate().map(|(i, posting)| (posting, status_of(i))).collect();
-        self.failing.push(FailingQp { qp, postings, ended: Vec::new(), ended_inside: false });
+        self.failing.push(FailingQp { qp, postings, unreported: Vec::new(), inner_has_flushed: false });
         self.broken.push(qp);
         self.inner.disconnect(qp);
         Ok(())

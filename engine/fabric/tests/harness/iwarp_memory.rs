@@ -617,7 +617,7 @@ impl Fabric for MemoryFabric {
 
     fn arm(&mut self) {}
 
-    /// Returns at once, because nothing happens while this thread sleeps.
+    /// Returns immediately, because nothing happens while this thread sleeps.
     fn wait(&mut self, _timeout: Option<Duration>) -> bool {
         true
     }

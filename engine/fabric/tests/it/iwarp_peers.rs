@@ -23,6 +23,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Time-out of the fabric in tests that wait until it passes.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
+/// Bytes of an FPDU's length field.
+const MPA_LEN: usize = 2;
+/// Bytes of an FPDU's CRC.
+const CRC_LEN: usize = 4;
+/// Private data of RPC-over-RDMA (RFC 8797): format, version 1, remote invalidation, and 4 KiB in each direction.
+const PRIVATE_DATA: &[u8] = b"\xf6\xab\x0e\x18\x01\x01\x03\x03";
 
 /// A fabric that accepts every connection, and also connects to peers.
 struct Server {
@@ -266,15 +272,8 @@ fn mpa_frame(kind: MpaFrameKind, crc: bool, revision: u8, ord: u16) -> Vec<u8> {
     let enhanced =
         EnhancedData { ird: 4, ord, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
     let enhanced = (revision == 2).then_some(enhanced);
-    let setup = MpaFrame {
-        kind,
-        revision,
-        markers: false,
-        crc,
-        reject: false,
-        enhanced,
-        private_data: b"\xf6\xab\x0e\x18\x01\x01\x03\x03".to_vec(),
-    };
+    let setup =
+        MpaFrame { kind, revision, markers: false, crc, reject: false, enhanced, private_data: PRIVATE_DATA.to_vec() };
     let mut bytes = Vec::new();
     setup.encode(&mut bytes);
     bytes
@@ -283,9 +282,9 @@ fn mpa_frame(kind: MpaFrameKind, crc: bool, revision: u8, ord: u16) -> Vec<u8> {
 fn fpdu(opcode: RdmapOpcode, last: bool, place: PayloadPlace, payload: &[u8], crc: bool) -> Vec<u8> {
     let header = SegmentHeader { opcode, last, place }.encode(payload.len());
     let mut bytes = [&header[..], payload].concat();
-    let whole = fpdu_len(header.len() - 2 + payload.len());
-    bytes.resize(whole - 4, 0);
-    bytes.extend(if crc { crc32c(&bytes).to_le_bytes() } else { [0; 4] });
+    let whole = fpdu_len(header.len() - MPA_LEN + payload.len());
+    bytes.resize(whole - CRC_LEN, 0);
+    bytes.extend(if crc { crc32c(&bytes).to_le_bytes() } else { [0; CRC_LEN] });
     bytes
 }
 
@@ -302,7 +301,7 @@ fn silent_connections_do_not_block_new_peers() {
     let count = files.maximum.map_or(10_000, |limit| limit.saturating_sub(500).min(10_000)) as usize;
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).expect("up to the hard limit");
     if count < 10_000 {
-        println!("not run: 10,000 sockets: the hard limit of files (ulimit -Hn) permits {count}");
+        println!("run with {count} sockets instead of 10,000: the hard limit of files (ulimit -Hn) permits no more");
     }
     let mut silent = Vec::new();
     while silent.len() < count {
@@ -366,7 +365,7 @@ fn a_peer_of_revision_1_is_served_and_read_from() {
     peer.send(&fpdu(SEND, true, untagged(0, 1, 0), b"hello", false));
     server.poll_until("a message", |server| server.done.pop());
     let read = |wr_id| {
-        let dst = server.pool.alloc(4096).expect("a buffer").lend().expect("by its owner");
+        let dst = server.pool.alloc(4096).expect("a buffer").lend().expect("lent by the owning thread");
         let remote = RemoteMemory { rkey: 7, address: 0 };
         Posting { wr_id, signalled: true, wr: WorkRequest::Read { dst, offset: 0, len: 4, remote } }
     };
@@ -486,7 +485,8 @@ fn a_peer_that_stops_reading_is_disconnected_and_others_are_served() {
     server.close();
 }
 
-/// The time-out of TCP would end such a connection, because the peer's window stays smaller than a segment.
+/// TCP_USER_TIMEOUT would end such a connection, because the peer's TCP window stays smaller than a segment. So the
+/// fabric clears it while it times the peer's progress itself.
 #[test]
 fn a_slowly_reading_peer_stays_connected() {
     // In the first case the socket buffer is full. In the others it holds all data, without and with a Read Request.
@@ -507,13 +507,13 @@ fn check_slow_reader(send_buffer: usize, len: usize, read: bool) {
     peer.send(&fpdu(RdmapOpcode::Write, true, PayloadPlace::Tagged { stag: 0, offset: 0 }, b"", false));
     server.post_write(qp, 0, len);
     if read {
-        let dst = server.pool.alloc(100).expect("a buffer").lend().expect("of this thread");
+        let dst = server.pool.alloc(100).expect("a buffer").lend().expect("lent by the owning thread");
         let wr = WorkRequest::Read { dst, offset: 0, len: 100, remote: RemoteMemory { rkey: 7, address: 0 } };
         server.fabric.post_send(qp, &mut vec![Posting { wr_id: 99, signalled: true, wr }]).expect("posted");
     }
     let (start, mut taken) = (Instant::now(), 0);
     while start.elapsed() < 2 * retry_timeout {
-        // The peer's window opens so rarely that TCP sends probes in between.
+        // The peer's TCP window opens so rarely that TCP sends probes in between.
         taken += peer.socket.read(&mut [0; 1024]).unwrap_or(0);
         server.turn();
         assert!(server.ended.is_empty(), "{:?} after {taken} bytes", server.ended);

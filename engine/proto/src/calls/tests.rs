@@ -49,20 +49,24 @@ fn a_retryable_call_counts_as_sent_and_the_next_call_in_its_slot_does_not() {
 #[test]
 fn each_unanswered_call_is_reported_once_and_abandoned_calls_are_counted() {
     let mut table = CallTable::new(4, 0);
-    let calls = [(1, 7), (2, 9)].map(|(token, name)| table.start(token, u64::MAX, name, true).unwrap());
+    let calls = [(1, 7), (2, 9)].map(|(token, procedure)| table.start(token, u64::MAX, procedure, true).unwrap());
     let queued = table.start(3, u64::MAX, 0, false).unwrap();
-    assert_eq!(table.age(), []);
+    assert_eq!(table.report_overdue(), []);
     assert_eq!(table.abandon(calls[1], 50), Some((2, true)));
     assert_eq!((table.abandoned, table.late, table.unanswered()), (1, 0, (2, Some(50))));
-    assert_eq!((table.age(), table.age()), (vec![7, 9], vec![]), "each once; the queued call was not sent");
+    assert_eq!(
+        (table.report_overdue(), table.report_overdue()),
+        (vec![7, 9], vec![]),
+        "each once; the queued call was not sent"
+    );
     assert_eq!(table.match_reply(calls[1].xid()), ReplyMatch::Late(calls[1]));
     assert_eq!((table.abandoned, table.late, table.unanswered()), (0, 1, (1, None)));
     assert_eq!(table.abandon(queued, 60), Some((3, false)), "its slot is free");
     assert_eq!(table.abandoned, 0);
-    // The next call of the slot is young.
+    // The next call of the slot is not overdue.
     assert!(matches!(table.match_reply(calls[0].xid()), ReplyMatch::Call(..)));
     table.start(4, u64::MAX, 0, true).unwrap();
-    assert_eq!(table.age(), []);
+    assert_eq!(table.report_overdue(), []);
 }
 
 #[test]
@@ -105,7 +109,7 @@ fn ending_all_calls_scans_each_slot_once() {
     let mut ended = 0;
     while let Some(call) = table.next_expired(10) {
         assert!(table.scanned.get() <= 1 << 16, "each scan continues behind the last call");
-        assert_eq!(table.next_deadline(), 0, "more may have to be ended now");
+        assert_eq!(table.next_deadline(), 0, "the scan is incomplete, so more calls may have expired");
         table.remove(call).unwrap();
         ended += 1;
     }

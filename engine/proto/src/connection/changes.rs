@@ -166,7 +166,7 @@ impl CharacteristicChanges<'_> {
         self.apply();
     }
 
-    /// Answers the peer's request. Values that concern only this connection take effect at once.
+    /// Answers the peer's request. Values that concern only this connection take effect immediately.
     fn answer_request(&mut self) {
         let Connection { characteristics, config, .. } = &mut *self.0;
         let Some(exchange) = &mut characteristics.exchange else { return };

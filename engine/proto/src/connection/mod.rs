@@ -155,7 +155,7 @@ impl Connection {
     /// Ages all calls by one interval. Returns the names of calls that have waited for an answer for one to two
     /// intervals; each call is returned once.
     pub fn age_calls(&mut self) -> Vec<u16> {
-        self.calls.age()
+        self.calls.report_overdue()
     }
 
     // ---- the whole connection
@@ -223,8 +223,8 @@ impl Connection {
     /// Starts a call. `token` is the caller's own number for it; `deadline` is in nanoseconds, `u64::MAX` for none.
     /// `name` is what [`age_calls`](Self::age_calls) returns for it, such as the number of its procedure.
     ///
-    /// The result is true if the call may be sent at once, which requires `at_once`. Its header must then be
-    /// [written](Self::write_header) now. Otherwise the call is queued.
+    /// The result is true if the call may be sent immediately, which requires `allow_immediate`. Its header must then
+    /// be [written](Self::write_header) now. Otherwise the call is queued.
     ///
     /// # Errors
     /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
@@ -234,10 +234,10 @@ impl Connection {
         token: u64,
         deadline: u64,
         name: u16,
-        at_once: bool,
+        allow_immediate: bool,
     ) -> Result<(CallId, bool), CallError> {
         // Waiting messages go first: a continued message must not be interrupted.
-        if at_once && self.calls.has_empty_queue() && self.outbox.is_empty() && self.may_send_call() {
+        if allow_immediate && self.calls.has_empty_queue() && self.outbox.is_empty() && self.may_send_call() {
             return Ok((self.calls.start(token, deadline, name, true)?, true));
         }
         Ok((self.calls.start(token, deadline, name, false)?, false))
@@ -263,11 +263,12 @@ impl Connection {
 
     /// Replies to a peer's call.
     ///
-    /// True if the reply may be sent at once, which requires `at_once`. Its header must then be
+    /// True if the reply may be sent immediately, which requires `allow_immediate`. Its header must then be
     /// [written](Self::write_header) now. Otherwise the reply is queued.
     #[inline]
-    pub fn reply(&mut self, id: InboundId, at_once: bool) -> bool {
-        let is_sent_now = at_once && self.outbox.is_empty() && self.credits.may_send(false, self.receives_ready);
+    pub fn reply(&mut self, id: InboundId, allow_immediate: bool) -> bool {
+        let is_sent_now =
+            allow_immediate && self.outbox.is_empty() && self.credits.may_send(false, self.receives_ready);
         if !is_sent_now {
             self.outbox.push(QueuedMessage::Reply(id));
         }

@@ -56,7 +56,7 @@ struct World {
     ends: [End; 2],
     /// Buffers that end 1 has for Receives and unanswered calls; `None` if there are always enough.
     buffers: Option<u32>,
-    /// The end that announces a lower limit at once, in spite of larger grants, as other implementations may.
+    /// The end that announces a lower limit immediately, in spite of larger grants, as other implementations may.
     early_announcer: Option<usize>,
 }
 
@@ -338,7 +338,7 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// Either end changes its credit limit, and announces it at once, or only once it takes effect.
+/// Either end changes its credit limit, and announces it immediately, or only once it takes effect.
 #[test]
 fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     let mut worlds = 0;

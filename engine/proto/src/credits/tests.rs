@@ -7,7 +7,7 @@ fn send(credits: &mut Credits) -> CreditWords {
 }
 
 #[test]
-fn exceeding_the_announced_limit_is_a_fault_at_once() {
+fn exceeding_the_announced_limit_is_a_fault_immediately() {
     for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let mut credits = Credits::new(credit_mode, true, 4, true);
         let received = (credit_mode == CreditMode::V2Windowed).then_some(0);

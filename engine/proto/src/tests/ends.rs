@@ -31,7 +31,7 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
 }
 
 #[test]
-fn a_call_that_was_queued_is_reported_by_its_name() {
+fn a_queued_call_is_reported_once_after_it_was_sent() {
     for credit_mode in ALL {
         let mut pair = Pair::new(credit_mode);
         pair.client.start_call(1, u64::MAX, 7, false).unwrap();
@@ -72,13 +72,13 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
         assert_eq!(
             pair.client.calls().lack_of_credits(pair.client.credits(), 50),
             lack(None),
-            "{credit_mode:?}: callers wait for all of them"
+            "{credit_mode:?}: no call is abandoned yet"
         );
         for abandoned in 1..=3 {
             assert!(pair.client.handle_timeout(100).is_some());
             let withheld = [abandoned, abandoned + 1]
                 .map(|limit| pair.client.calls().withheld_answers(limit, pair.client.credits()));
-            assert_eq!(withheld, [Some(0), None], "{credit_mode:?}: {abandoned} abandoned calls");
+            assert_eq!(withheld, [Some(0), None], "{credit_mode:?}: {abandoned} abandoned calls, no late answer");
         }
         assert_eq!(
             pair.client.calls().lack_of_credits(pair.client.credits(), 150),
@@ -110,7 +110,7 @@ fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
         .collect();
         let (last, others) = withheld.split_last().unwrap();
         assert_eq!((*last, others.len()), (Some(0), CREDITS as usize - 1), "{credit_mode:?}");
-        assert!(others.iter().all(Option::is_none), "{credit_mode:?}: callers wait for some");
+        assert!(others.iter().all(Option::is_none), "{credit_mode:?}: some calls are not abandoned");
     }
 }
 

@@ -132,7 +132,7 @@ fn any_range_and_version_word_of_an_err_vers_is_read() {
             "{vers}"
         );
         assert_eq!(client.terms().version, Version::V1);
-        // A client of version 1 has called at once.
+        // A client of version 1 has called immediately.
         let mut client = Connection::new(config(CreditMode::V1, false));
         let call = client.start_call(5, u64::MAX, 0, false).unwrap().0;
         Pair::transmit(&mut client, &mut VecDeque::new());

@@ -58,6 +58,7 @@ fn write_body(f: &mut fmt::Formatter<'_>, view: &View<'_>) -> fmt::Result {
     match view.body() {
         ViewBody::Msg(()) | ViewBody::Nomsg(()) | ViewBody::Done => Ok(()),
         ViewBody::Msgp { align, thresh, .. } => write!(f, " align={align} thresh={thresh}"),
+        // Version 1 calls this code ERR_CHUNK.
         ViewBody::Error(error @ ErrorBody::BadXdr) if view.version() == Version::V1 => {
             write!(f, " {}", error.name_in(Version::V1))
         }

@@ -254,7 +254,7 @@ mod model {
         });
     }
 
-    /// Makes a ring idle while its sender sends. The sender then stays, or is dropped at once.
+    /// Makes a ring idle while its sender sends. The sender then stays, or is dropped immediately.
     fn make_idle_during_a_send(sender_stays: bool) {
         explore(move || {
             let mut parker = Parker::new(Wake::Thread);

@@ -74,7 +74,7 @@ mod real {
         signal.notify();
         assert_eq!(wakes(), 0);
         parker.arm();
-        // With `Wake::Fabric` the thread would sleep in its fabric, so `park` only disarms, and returns at once.
+        // With `Wake::Fabric` the thread would sleep in its fabric, so `park` only disarms, and returns immediately.
         parker.park(None);
         signal.notify();
         assert_eq!(wakes(), 0);

@@ -302,7 +302,7 @@ mod model {
         });
     }
 
-    /// Drops the ticket, leaves a waiter behind, and reuses the slot at once.
+    /// Drops the ticket, leaves a waiter behind, and reuses the slot immediately.
     #[test]
     fn loom_an_abandoned_slot_is_returned_only_after_both_ends() {
         explore(|| {

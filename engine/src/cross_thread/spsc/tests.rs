@@ -81,7 +81,7 @@ mod model {
             // The end that is dropped last drops the remaining items.
             drop(producer);
             prop_assert_eq!(consumer.is_empty(), items.is_empty());
-            prop_assert_eq!(consumer.is_closed(), items.is_empty());
+            prop_assert_eq!(consumer.is_finished(), items.is_empty());
             let rest: Vec<_> = std::iter::from_fn(|| consumer.pop()).map(|item| item.0).take(2).collect();
             let expected: Vec<_> = items.into_iter().take(2).collect();
             prop_assert_eq!(rest, expected);
@@ -174,7 +174,7 @@ mod model {
             if let Some(item) = consumer.pop() {
                 return Some(item);
             }
-            if consumer.is_closed() {
+            if consumer.is_finished() {
                 return None;
             }
             thread::yield_now();

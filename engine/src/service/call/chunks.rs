@@ -25,7 +25,7 @@ pub(crate) struct ReadArgument {
 #[derive(Debug)]
 pub(crate) struct ReadArguments(pub(super) ArrayVec<ReadArgument, MAX_CHUNKS>);
 
-/// An eligible argument is in the next chunk if the chunk has its position (RFC 8166 §3.4.5).
+/// A DDP-eligible argument is in the next chunk if the chunk has its position (RFC 8166 §3.4.5).
 impl ReceivedChunks for ReadArguments {
     fn item(&self, _: usize, used: usize, position: usize, _: usize) -> Option<&[u8]> {
         let argument = self.0.get(used).filter(|argument| argument.at as usize == position)?;

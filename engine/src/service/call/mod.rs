@@ -287,7 +287,7 @@ impl CallParts {
     }
 
     /// Index of its procedure's entry in the services, once admitted.
-    pub(crate) fn entry(&self) -> usize {
+    pub(crate) fn procedure_index(&self) -> usize {
         self.entry
     }
 
@@ -509,7 +509,7 @@ impl<T: ?Sized> ServerCall<T> {
         self.args_and_writer().1
     }
 
-    /// Inline arguments and [`reply_writer`](Self::reply_writer) at once.
+    /// Inline arguments and [`reply_writer`](Self::reply_writer) together.
     #[inline]
     pub fn args_and_writer(&mut self) -> (&[u8], ResultWriter<'_>) {
         let CallParts { message, reply, .. } = &mut self.parts;
@@ -544,7 +544,7 @@ impl ResultRoom<'_> {
 impl<T: ?Sized> ServerCall<T> {
     /// Splits the call into header, arguments, and memory for results.
     ///
-    /// `needs_room` requests the room of the reply, in which eligible results may be sent inline.
+    /// `needs_room` requests the room of the reply, in which DDP-eligible results may be sent inline.
     #[inline(always)]
     pub(crate) fn split(&mut self, needs_room: bool) -> (CallInfo<'_>, CallArguments<'_>, ResultRoom<'_>) {
         let room = if needs_room { self.reply_room() } else { 0 };

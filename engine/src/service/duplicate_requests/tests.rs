@@ -33,7 +33,7 @@ static CACHE: LazyLock<DuplicateRequestCache> =
     LazyLock::new(|| DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
 
 fn checksum(cache: &DuplicateRequestCache, credential: (u32, &[u8]), arguments: &[&[u8]]) -> u64 {
-    cache.checksum(credential, arguments.iter().copied(), CHECKSUMMED)
+    cache.checksum(credential, arguments.iter().copied(), DEFAULT_CHECKSUM_LEN)
 }
 
 fn key(xid: u32) -> CallKey {

@@ -33,7 +33,7 @@ use crate::shard::connection::close_reason::{
     LocalClose, REJECTED_CLOSED, REJECTED_NO_CONNECTIONS, REJECTED_NO_RECEIVES,
 };
 use crate::shard::connection::{Conn, ConnRef, Stage};
-use crate::shard::control_plane::silence;
+use crate::shard::control_plane::{ConnRole, silence};
 use crate::shard::peer_events::PeerInfo;
 use crate::shard::{Shard, ShardEvent};
 use crate::wire::private_data::PrivateData;
@@ -217,7 +217,8 @@ impl<F: Fabric> Shard<F> {
                 if let Some(other) = evicted {
                     self.evict(other, &info.owner, now);
                 }
-                let config = self.conn_config(MIN_CREDITS, true, PrivateData::parse(private_data), false);
+                let private_data = PrivateData::parse(private_data);
+                let config = self.conn_config(MIN_CREDITS, ConnRole::Server { private_data });
                 let mut conn = Box::new(Conn::new(qp, Connection::new(config)));
                 let host = peer.parse::<SocketAddr>().ok().map(|address| address.ip());
                 conn.set_accepted(info, host);
@@ -278,7 +279,7 @@ impl<F: Fabric> Shard<F> {
         if peer.is_some_and(|peer| !peer.is_new && &*peer.owner != host) {
             self.life.last_evictions.record(host, now);
         }
-        self.close_now(qp, LocalClose::Evicted);
+        self.close_qp(qp, LocalClose::Evicted);
     }
 
     /// Handles an accepted connection's establishment.
@@ -309,8 +310,8 @@ impl<F: Fabric> Shard<F> {
         if credits > MIN_CREDITS && untouched {
             // The private data that was announced stays valid, so the receive size is kept.
             let announced = conn.proto.config();
-            let (peer, receive_size) = (announced.private_data, announced.receive_size);
-            let config = ConnConfig { receive_size, ..self.conn_config(credits, true, peer, false) };
+            let (private_data, receive_size) = (announced.private_data, announced.receive_size);
+            let config = ConnConfig { receive_size, ..self.conn_config(credits, ConnRole::Server { private_data }) };
             conn.restart(Connection::new(config));
             self.cx.update_reservation(conn);
             self.cx.refill();

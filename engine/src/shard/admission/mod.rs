@@ -3,26 +3,27 @@
 //! # Calls
 //!
 //! The pool buffers that a call needs, its [demand](Demand), are known once its headers have been checked. A call gets
-//! all of them at once and runs, or it waits with only the Receive that its message is in. Waiting calls form one
+//! all of them together and runs, or it waits with only the Receive that its message is in. Waiting calls form one
 //! [queue](queue), in order of arrival. While any of them lacks a buffer, each turn of the shard passes over the queue
-//! and starts the calls for which there is memory now. The pass ends as soon as every awaited size is reserved for an
+//! and starts the calls for which there is memory now. The pass ends as soon as every awaited size is withheld for an
 //! earlier call, so that many waiting calls do not make turns longer. Calls that wait for their own connection or host
 //! are tried when work of that connection has completed, and in each run of the control plane.
 //!
 //! Four rules decide whether a call starts. They are the same for new and for waiting calls:
 //!
-//! 1. **Refusal.** A demand that exceeds the whole pool is refused at once. A call that arrived in parts is refused if
-//!    it would have to wait, because other calls could wait for the buffer that holds its message.
+//! 1. **Refusal.** A demand that exceeds the whole pool is refused immediately. A call that arrived in parts is
+//!    refused if it would have to wait, because other calls could wait for the buffer that holds its message.
 //! 2. **Quotas.** While buffers are scarce, a connection and a host may each hold only a [quota](mod@quota) of them. A
 //!    call beyond the quota waits for its own connection or host, and delays no others. This also applies to a call
 //!    beyond the connection's limit of RDMA Reads. Later calls with chunks on the connection wait behind such a call.
-//! 3. **Order.** A call that lacks a buffer reserves the buffers' size against all later calls if none is free. Later
-//!    calls that need other sizes overtake it.
+//! 3. **Order.** If a call lacks a buffer and none of that size is free, the size is withheld from all later calls.
+//!    Later calls that need other sizes overtake it.
 //! 4. **Reservation.** A call that needs several buffers would never get them if later calls took each freed buffer.
-//!    Therefore one call at a time, the first that could get a part of its demand, reserves each size that has no more
-//!    free buffers than the call needs. It holds this reservation for at most a second; then there is none for four
-//!    times as long. If the call did not start, the pause of its host is longer, and doubles up to 64 seconds, because
-//!    a host could otherwise delay others in every fifth second, while another one holds the buffers.
+//!    Therefore one call at a time, the first that could get a part of its demand, has a reservation: each size that
+//!    has no more free buffers than the call needs is withheld from later calls. A reservation lasts for at most a
+//!    second; then there is none for four times as long. If the call did not start, the pause of its host is longer,
+//!    and doubles up to 64 seconds, because a host could otherwise delay others in every fifth second, while another
+//!    one holds the buffers.
 //!
 //! No deadlock: a call holds either all its buffers or none, so no waiting call holds a buffer that another waits for.
 //! A running call ends without the help of waiting calls. Its peer has [deadlines](super::obligations), and the number
@@ -97,7 +98,7 @@ impl Admission {
         call: &Unready,
     ) -> Option<WaitCause> {
         // Almost always buffers are plentiful, so that no other check is needed.
-        let unchecked = !conn.served.has_blocked() && !cx.memory.has_reserved_sizes() && !limits_reads(&cx.config);
+        let unchecked = !conn.served.has_blocked() && !cx.memory.has_withheld_sizes() && !limits_reads(&cx.config);
         if unchecked && has_plentiful_chunks(&cx.memory, entry, call) {
             return None;
         }
@@ -125,7 +126,7 @@ impl Admission {
         if !within_quota && self.hosts.is_exceeded(cx, conn, &self.pending, demand, !call.is_assembled()) {
             return Some(WaitCause::Quota(demand.deficit(&cx.memory)));
         }
-        demand.is_reserved(&cx.memory).then(|| WaitCause::Buffer(demand.deficit(&cx.memory)))
+        demand.needs_withheld_size(&cx.memory).then(|| WaitCause::Buffer(demand.deficit(&cx.memory)))
     }
 }
 
@@ -152,7 +153,7 @@ fn has_plentiful_chunks(memory: &ShardMemory, entry: Option<&LocalProcedure>, ca
 
 /// Replies that the device has not completed; with `chunks`, up to the last one that follows RDMA Writes.
 fn sends_held(conn: &Conn, chunks: bool) -> usize {
-    (if chunks { conn.sends.writers_under_way() } else { conn.sends.under_way() }) as usize
+    (if chunks { conn.sends.outstanding_writers() } else { conn.sends.outstanding() }) as usize
 }
 
 /// Calls of each owner that hold memory.
@@ -275,10 +276,10 @@ pub(super) struct Deficit {
     /// Bytes of the shortest and the longest suitable buffer.
     pub(super) range: (usize, usize),
     /// Number of buffers needed, of this length or longer.
-    pub(super) several: usize,
+    pub(super) needed_count: usize,
     /// Bytes of the smallest suitable buffers.
     pub(super) size: usize,
-    /// Free suitable buffers. They are fewer than needed, unless they are reserved for another call.
+    /// Free suitable buffers. They are fewer than needed, unless they are withheld for another call.
     pub(super) free: usize,
     /// All suitable buffers, without those of Receives.
     count: usize,
@@ -287,10 +288,10 @@ pub(super) struct Deficit {
 
 impl fmt::Display for Deficit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Self { range: (needed, _), several, count, knob, .. } = self;
-        match several {
+        let &Self { range: (needed, _), needed_count, count, knob, .. } = self;
+        match needed_count {
             1 => write!(f, "a buffer of {needed} bytes")?,
-            _ => write!(f, "{several} buffers of at least {needed} bytes")?,
+            _ => write!(f, "{needed_count} buffers of at least {needed} bytes")?,
         }
         write!(f, ", {count} exist ({knob})")
     }
@@ -326,42 +327,44 @@ impl Demand {
         needs.extend(message.map(|len| NeededBuffer { len, longest: usize::MAX }));
         needs.sort_unstable_by_key(|need| Reverse(need.len));
         let count = |need: &NeededBuffer| memory.pool.room_within(need.len, need.longest).1;
-        let lacking = numbered(&needs).find(|(need, several)| count(need) < *several);
-        lacking.map(|(need, several)| deficit(memory, need, several))
+        let lacking = with_needed_counts(&needs).find(|(need, needed_count)| count(need) < *needed_count);
+        lacking.map(|(need, needed_count)| deficit(memory, need, needed_count))
     }
 
-    /// The longest buffer that is missing now, or that is reserved for another call.
+    /// The longest buffer that is missing now, or that is withheld for another call.
     pub(super) fn deficit(&self, memory: &ShardMemory) -> Deficit {
-        let needs = self.unreserved(memory);
-        let missing = numbered(&needs).find(|(need, several)| free(memory, need) < *several);
-        let reserved = || numbered(&self.needs).find(|(need, _)| memory.is_size_reserved(memory.class_of(need.len)));
-        let any = || numbered(&self.needs).next();
-        let (need, several) =
-            missing.or_else(reserved).or_else(any).unwrap_or((NeededBuffer { len: 0, longest: usize::MAX }, 1));
-        deficit(memory, need, several)
+        let needs = self.without_withheld(memory);
+        let missing = with_needed_counts(&needs).find(|(need, needed_count)| free(memory, need) < *needed_count);
+        let withheld =
+            || with_needed_counts(&self.needs).find(|(need, _)| memory.is_size_withheld(memory.class_of(need.len)));
+        let any = || with_needed_counts(&self.needs).next();
+        let (need, needed_count) =
+            missing.or_else(withheld).or_else(any).unwrap_or((NeededBuffer { len: 0, longest: usize::MAX }, 1));
+        deficit(memory, need, needed_count)
     }
 
     pub(super) fn has_chunks(&self) -> bool {
         self.chunks > 0
     }
 
-    /// Whether the call needs buffers of a size that is reserved for other calls.
-    pub(super) fn is_reserved(&self, memory: &ShardMemory) -> bool {
-        memory.has_reserved_sizes() && self.needs.iter().any(|need| memory.is_size_reserved(memory.class_of(need.len)))
+    /// Whether the call needs buffers of a size that is withheld for other calls.
+    pub(super) fn needs_withheld_size(&self, memory: &ShardMemory) -> bool {
+        memory.has_withheld_sizes() && self.needs.iter().any(|need| memory.is_size_withheld(memory.class_of(need.len)))
     }
 
     /// Sizes that have no more free buffers than the call needs, and the number of these free buffers.
     pub(super) fn contested(&self, memory: &ShardMemory) -> ArrayVec<(usize, usize), { 2 * MAX_CHUNKS + 2 }> {
-        let needs = self.unreserved(memory);
-        let contested = numbered(&needs).map(|(need, several)| (need, several, free(memory, &need)));
+        let needs = self.without_withheld(memory);
+        let contested =
+            with_needed_counts(&needs).map(|(need, needed_count)| (need, needed_count, free(memory, &need)));
         contested
-            .filter(|&(_, several, free)| free <= several)
+            .filter(|&(_, needed_count, free)| free <= needed_count)
             .map(|(need, _, free)| (memory.class_of(need.len), free))
             .collect()
     }
 
-    /// The needs, each limited to buffers that are shorter than those reserved for other calls.
-    fn unreserved(&self, memory: &ShardMemory) -> NeededBuffers {
+    /// The needs, each limited to buffers that are shorter than those withheld for other calls.
+    fn without_withheld(&self, memory: &ShardMemory) -> NeededBuffers {
         self.needs
             .iter()
             .map(|need| NeededBuffer { longest: need.longest.min(memory.longest_for(need.len)), ..*need })
@@ -370,7 +373,7 @@ impl Demand {
 }
 
 /// Each need, with the number of needs that can use its buffers: itself, and longer ones.
-fn numbered(needs: &[NeededBuffer]) -> impl Iterator<Item = (NeededBuffer, usize)> + '_ {
+fn with_needed_counts(needs: &[NeededBuffer]) -> impl Iterator<Item = (NeededBuffer, usize)> + '_ {
     needs
         .iter()
         .enumerate()
@@ -381,11 +384,11 @@ fn free(memory: &ShardMemory, need: &NeededBuffer) -> usize {
     memory.pool.room_within(need.len, need.longest).0
 }
 
-fn deficit(memory: &ShardMemory, need: NeededBuffer, several: usize) -> Deficit {
+fn deficit(memory: &ShardMemory, need: NeededBuffer, needed_count: usize) -> Deficit {
     let (free, count) = memory.pool.room_within(need.len, need.longest);
     Deficit {
         range: (need.len, need.longest),
-        several,
+        needed_count,
         size: memory.class_of(need.len),
         free,
         count: memory.unposted(need.len, count),

@@ -15,14 +15,15 @@ use crate::shard::context::ShardContext;
 const RESERVATION_TIME: u64 = 1_000_000_000;
 /// Time without a reservation after one has ended, as a multiple of its duration.
 const PAUSE_FACTOR: u64 = 4;
-/// First time without a reservation for a host after one of its reservations was in vain, in nanoseconds. Each further
-/// one doubles it.
+/// Initial pause for a host whose reservation ended before its call could start, in nanoseconds. Each further such
+/// reservation doubles the pause.
 const FIRST_HOST_PAUSE: u64 = PAUSE_FACTOR * RESERVATION_TIME;
-/// Longest time without a reservation for a host.
+/// Longest pause for a host, in nanoseconds.
 const LAST_HOST_PAUSE: u64 = 16 * FIRST_HOST_PAUSE;
-/// Time without a prospect of buffers until a call is refused, and time of waiting until it is logged, in nanoseconds.
+/// Time for which a call may be unservable until it is refused, and time of waiting until it is logged, in nanoseconds.
+/// A call is unservable while no running call uses a suitable buffer, so that none is likely to be freed.
 const WAIT_LIMIT: u64 = 1_000_000_000;
-/// Nanoseconds between two searches for calls without a prospect.
+/// Nanoseconds between two searches for unservable calls.
 const SEARCH_INTERVAL: u64 = WAIT_LIMIT / 100;
 
 /// What a call waits for.
@@ -43,8 +44,8 @@ pub(in crate::shard) enum WaitCause {
 }
 
 impl WaitCause {
-    /// Whether the call lacks a buffer. Any other call waits for work of its own connection or host, and does not count
-    /// as one that gets memory next.
+    /// Whether the call lacks a buffer, so that each turn has a pass. Any other call waits for work of its own
+    /// connection or host, and only full passes try it.
     pub(in crate::shard) fn lacks_buffer(&self) -> bool {
         matches!(self, Self::Buffer(_))
     }
@@ -64,7 +65,7 @@ pub(in crate::shard) struct QueueTicket {
     /// Number in order of arrival.
     number: u64,
     since: u64,
-    /// Start of the time without a prospect of buffers, which has lasted until now.
+    /// Time since which the call has been unservable; `None` if it is servable.
     unservable_since: Option<u64>,
     /// Whether its wait was logged.
     reported: bool,
@@ -80,13 +81,21 @@ struct BufferReservation {
     begun: u64,
 }
 
-/// Time in which the calls of a host get no reservation, because earlier ones ended before their calls could start.
+/// Time in which the calls of a host get no reservation, because an earlier one ended before its call could start.
 #[derive(Clone, Copy, Debug)]
 struct HostPause {
     /// Nanoseconds.
     length: u64,
     /// End, in nanoseconds.
     until: u64,
+}
+
+/// A size with fewer free buffers than a call of the current pass needed.
+#[derive(Clone, Copy, Debug)]
+struct Shortfall {
+    size: usize,
+    /// Number of buffers that the call needed.
+    needed_count: usize,
 }
 
 #[derive(Debug, Default)]
@@ -103,15 +112,15 @@ pub(in crate::shard) struct WaitQueue {
     /// Whether the current pass, or the next one if none is running, also tries calls that wait for their own
     /// connection or host.
     is_full_pass: bool,
-    /// Buffer sizes with fewer free buffers than a call of this pass needed, and the number needed.
-    lacked: Vec<(usize, usize)>,
-    /// Sizes of the buffers that waiting calls have got since the last search.
-    freed_sizes: Vec<usize>,
+    /// Shortfalls that this pass has found.
+    shortfalls: Vec<Shortfall>,
+    /// Sizes of the buffers that waiting calls lacked before they started, since the last search.
+    served_sizes: Vec<usize>,
     reservation: Option<BufferReservation>,
     /// End of the time without a reservation, in nanoseconds.
     paused_until: u64,
     host_pauses: HashMap<QuotaOwner, HostPause>,
-    /// Next search for calls without a prospect, in nanoseconds.
+    /// Next search for unservable calls, in nanoseconds.
     next_search: u64,
     /// Progress of continued messages at the last search, a value that changes with each part.
     parts: u64,
@@ -170,11 +179,11 @@ impl WaitQueue {
         self.due = true;
     }
 
-    /// Begins a pass, and ends all reservations of sizes, which the pass makes anew.
+    /// Begins a pass, and releases all withheld sizes, because the pass decides anew which to withhold.
     pub(in crate::shard) fn begin_pass<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         cx.memory.release_sizes();
         self.pass = self.pass.wrapping_add(1);
-        self.lacked.clear();
+        self.shortfalls.clear();
         if self.is_full_pass {
             self.sizes.clear();
         }
@@ -186,10 +195,10 @@ impl WaitQueue {
 
     /// Takes the next call that may get memory. The caller [keeps](Self::keep) it, or lets it [start](Self::start).
     ///
-    /// A pass that is not full ends once all sizes are reserved, so that its cost does not grow with the queue.
+    /// A pass that is not full ends once all sizes are withheld, so that its cost does not grow with the queue.
     pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &ShardContext<F>) -> Option<QueuedCall> {
         loop {
-            if !self.is_full_pass && self.sizes.iter().all(|&size| cx.memory.is_size_reserved(size)) {
+            if !self.is_full_pass && self.sizes.iter().all(|&size| cx.memory.is_size_withheld(size)) {
                 while let Some(waiting) = self.calls.pop_back() {
                     self.remaining.push_front(waiting);
                 }
@@ -198,11 +207,14 @@ impl WaitQueue {
             }
             let waiting = self.remaining.pop_front()?;
             let must_skip = match &waiting.cause {
-                WaitCause::Buffer(Deficit { size, several, .. }) => {
+                WaitCause::Buffer(Deficit { size, needed_count, .. }) => {
                     self.add_size(*size);
                     // An earlier call needs the same buffers, or fewer of them.
-                    cx.memory.is_size_reserved(*size)
-                        || self.lacked.iter().any(|lacked| lacked.0 == *size && lacked.1 <= *several)
+                    cx.memory.is_size_withheld(*size)
+                        || self
+                            .shortfalls
+                            .iter()
+                            .any(|earlier| earlier.size == *size && earlier.needed_count <= *needed_count)
                 }
                 _ if !self.is_full_pass => true,
                 // An earlier call of the connection is blocked.
@@ -224,7 +236,7 @@ impl WaitQueue {
         }
     }
 
-    /// Keeps a call that still waits, and reserves buffers for it against later calls.
+    /// Keeps a call that still waits, and withholds buffers for it from later calls.
     pub(in crate::shard) fn keep<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
@@ -238,14 +250,16 @@ impl WaitQueue {
                 self.add_size(deficit.size);
                 let contested = demand.contested(&cx.memory);
                 if deficit.free == 0 {
-                    cx.memory.reserve_size(deficit.size);
+                    // Rule 3, order: later calls must not take the next buffer of this size.
+                    cx.memory.withhold_size(deficit.size);
                 } else {
-                    self.lacked.push((deficit.size, deficit.several));
+                    // Later calls of this pass that need as many of these buffers cannot start either.
+                    self.shortfalls.push(Shortfall { size: deficit.size, needed_count: deficit.needed_count });
                 }
-                if contested.iter().any(|&(_, free)| free > 0)
-                    && self.may_reserve(waiting.ticket, conn.quota_owner(), now)
-                {
-                    contested.iter().for_each(|&(size, _)| cx.memory.reserve_size(size));
+                // Rule 4, reservation: for a call that could get a part of its demand.
+                let could_get_part = contested.iter().any(|&(_, free)| free > 0);
+                if could_get_part && self.may_reserve(waiting.ticket, conn.quota_owner(), now) {
+                    contested.iter().for_each(|&(size, _)| cx.memory.withhold_size(size));
                 }
             }
             WaitCause::Reads | WaitCause::Earlier(_) | WaitCause::Quota(_) => {
@@ -260,9 +274,9 @@ impl WaitQueue {
     /// Records the start of a call that waited for this cause.
     pub(in crate::shard) fn start(&mut self, ticket: QueueTicket, cause: &WaitCause, now: u64) {
         if let WaitCause::Buffer(Deficit { size, .. }) = cause
-            && !self.freed_sizes.contains(size)
+            && !self.served_sizes.contains(size)
         {
-            self.freed_sizes.push(*size);
+            self.served_sizes.push(*size);
         }
         if let Some(reservation) = self.end_reservation_of(ticket, now) {
             self.host_pauses.remove(&reservation.owner);
@@ -287,7 +301,7 @@ impl WaitQueue {
         }
     }
 
-    /// Removes the calls that have had no prospect of buffers for a second, and logs long waits.
+    /// Removes the calls that have been unservable for a second, and logs long waits.
     pub(in crate::shard) fn take_unservable<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
@@ -298,9 +312,9 @@ impl WaitQueue {
         }
         self.report_long_waits(cx, now);
         self.next_search = now + SEARCH_INTERVAL;
-        let any_prospect = self.has_prospect(cx);
+        let frees_memory = self.update_progress(cx);
         let in_use: Vec<usize> =
-            cx.memory.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
+            cx.memory.pool.sizes().filter(|&size| frees_memory || self.is_in_use(cx, size)).collect();
         let mut unservable = Vec::new();
         for (at, QueuedCall { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
             // The time limit also runs for a call that waits behind an unservable one of its connection or host.
@@ -308,7 +322,7 @@ impl WaitQueue {
                 WaitCause::Buffer(deficit) | WaitCause::Quota(deficit) | WaitCause::Earlier(deficit) => deficit.range,
                 WaitCause::Reads => continue,
             };
-            if in_use.iter().chain(&self.freed_sizes).any(|size| (range.0..=range.1).contains(size)) {
+            if in_use.iter().chain(&self.served_sizes).any(|size| (range.0..=range.1).contains(size)) {
                 ticket.unservable_since = None;
                 continue;
             }
@@ -319,7 +333,7 @@ impl WaitQueue {
                 unservable.push(at);
             }
         }
-        self.freed_sizes.clear();
+        self.served_sizes.clear();
         cx.schedule.wake_by(self.next_search);
         let mut unservable: Vec<_> = unservable.into_iter().rev().filter_map(|at| self.calls.remove(at)).collect();
         unservable.reverse();
@@ -329,8 +343,9 @@ impl WaitQueue {
         unservable
     }
 
-    /// Whether a connection will free memory: one with a call in progress, or with a continued message that grows.
-    fn has_prospect<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> bool {
+    /// Returns whether a connection will free memory: one with a call in progress, or with a continued message that has
+    /// grown since the last search. Records the progress of these messages for the next search.
+    fn update_progress<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> bool {
         let ShardContext { conns, fabric, .. } = cx;
         let parts = conns.iter().filter_map(|conn| conn.assembling.progress());
         let parts = parts.fold(0, u64::wrapping_add);
@@ -370,7 +385,7 @@ impl WaitQueue {
         let (removed, kept): (VecDeque<_>, _) =
             std::mem::take(&mut self.calls).into_iter().partition(|waiting| waiting.call.qp() == qp);
         self.calls = kept;
-        // The next pass releases the sizes that these calls had reserved.
+        // The next pass releases the sizes that were withheld for these calls.
         (self.is_full_pass, self.due) = (true, true);
         for waiting in &removed {
             self.end_reservation_of(waiting.ticket, now);
@@ -394,7 +409,7 @@ impl WaitQueue {
         let reservation = self.reservation.take()?;
         let BufferReservation { owner, begun, .. } = reservation;
         self.paused_until = begun + (1 + PAUSE_FACTOR) * (now - begun).min(RESERVATION_TIME);
-        // A pause is kept for as long again, so that the next one is longer.
+        // The entry stays for another `length` after the pause, so that the host's next pause is twice as long.
         self.host_pauses.retain(|_, pause| now < pause.until + pause.length);
         let last = self.host_pauses.get(&owner).map(|pause| pause.length);
         let length = last.map_or(FIRST_HOST_PAUSE, |length| (2 * length).min(LAST_HOST_PAUSE));

@@ -59,12 +59,12 @@ impl ReceiveBudget {
 
     /// Whether two more Receives are left if `spared` of the reserved ones are not needed. A reply needs one; the first
     /// call to a peer that also calls needs two.
-    pub(in crate::shard) fn suffice_without(&self, spared: u32) -> bool {
+    pub(in crate::shard) fn has_enough_without(&self, spared: u32) -> bool {
         self.posted + spared as usize >= self.reserved + 2
     }
 
     /// Whether at least `count` more Receives are posted than reserved.
-    pub(in crate::shard) fn exceed_by(&self, count: usize) -> bool {
+    pub(in crate::shard) fn has_unreserved(&self, count: usize) -> bool {
         self.posted >= self.reserved + count
     }
 
@@ -96,7 +96,7 @@ impl ReceiveBudget {
     /// Whether to post now.
     #[inline]
     pub(in crate::shard) fn is_low(&self) -> bool {
-        !self.exceed_by(RECEIVE_LOW_WATER) || self.waiting.len() >= RECEIVE_LOW_WATER
+        !self.has_unreserved(RECEIVE_LOW_WATER) || self.waiting.len() >= RECEIVE_LOW_WATER
     }
 
     /// Buffers wanted for the reserved Receives, for as much overcommit as the limit allows, and for a margin.
@@ -180,8 +180,8 @@ impl ReceiveBudget {
     }
 }
 
-/// Moments of keep-alives within one keep-alive interval.
-const SLOTS: u64 = 8;
+/// Number of ticks in a keep-alive interval. Keep-alives are sent only at ticks.
+const TICKS: u64 = 8;
 
 /// Messages of a connection, as of the last checks.
 #[derive(Debug, Default)]
@@ -204,25 +204,25 @@ impl CreditUsage {
     }
 
     /// Whether a keep-alive is due; `sent` is the current number of sent messages.
-    pub(in crate::shard) fn needs_keep_alive(&mut self, sent: u64, now: u64, every: u64) -> bool {
-        let needed = sent == self.sent && now >= self.due(every);
+    pub(in crate::shard) fn needs_keep_alive(&mut self, sent: u64, now: u64, interval: u64) -> bool {
+        let needed = sent == self.sent && now >= self.due(interval);
         if sent != self.sent || needed {
-            // The check follows the moment closely, so the time is rounded down to it.
-            (self.sent, self.quiet_since) = (sent, now - now % moment(every));
+            // The check follows the tick closely, so the time is rounded down to it.
+            (self.sent, self.quiet_since) = (sent, now - now % keep_alive_tick(interval));
         }
         needed
     }
 
-    /// Time of the next keep-alive, which may be an eighth of the interval late, so that many connections share a
-    /// moment. Each moment costs an idle shard a sleep and the polls before it.
-    fn due(&self, every: u64) -> u64 {
-        self.quiet_since.saturating_add(every).next_multiple_of(moment(every))
+    /// Time of the next keep-alive, which may be an eighth of the interval late, so that many connections share a tick.
+    /// Each tick costs an idle shard a sleep and the polls before it.
+    fn due(&self, interval: u64) -> u64 {
+        self.quiet_since.saturating_add(interval).next_multiple_of(keep_alive_tick(interval))
     }
 }
 
-/// Nanoseconds between two moments of keep-alives.
-pub(in crate::shard) fn moment(every: u64) -> u64 {
-    (every / SLOTS).max(1)
+/// Nanoseconds between two ticks.
+pub(in crate::shard) fn keep_alive_tick(interval: u64) -> u64 {
+    (interval / TICKS).max(1)
 }
 
 #[cfg(test)]
@@ -268,11 +268,11 @@ mod tests {
         let (pool, mut budget) = (pool(), ReceiveBudget::new(300));
         budget.reserve(&mut ReceiveReservation::default(), 10, 0);
         post(&mut budget, &pool, 10);
-        assert!(budget.suffice() && !budget.suffice_without(1) && budget.suffice_without(2));
+        assert!(budget.suffice() && !budget.has_enough_without(1) && budget.has_enough_without(2));
         assert!(!budget.ran_short);
         budget.count_completed();
         budget.ran_short = true;
-        assert!(!budget.suffice() && budget.ran_short && !budget.suffice_without(2));
+        assert!(!budget.suffice() && budget.ran_short && !budget.has_enough_without(2));
         post(&mut budget, &pool, 1);
         assert!(budget.suffice() && budget.ran_short, "until grants are resumed");
     }
@@ -315,19 +315,19 @@ mod tests {
         assert!(!usage.needs_keep_alive(4, 120, 10), "the keep-alive was sent");
         assert_eq!(usage.quiet_since, 120);
         let mut usage = CreditUsage::default();
-        assert!(!usage.needs_keep_alive(1, 1203, 800), "the check is for the moment 1200");
+        assert!(!usage.needs_keep_alive(1, 1203, 800), "the check is for the tick at 1200");
         assert_eq!(usage.due(800), 2000);
     }
 
     #[test]
-    fn keep_alives_of_many_connections_share_a_moment() {
-        let every = 8000;
+    fn keep_alives_of_many_connections_share_a_tick() {
+        let interval = 8000;
         let mut all: Vec<CreditUsage> =
             (1..=1000).map(|since| CreditUsage { quiet_since: since, ..CreditUsage::default() }).collect();
-        assert!(all.iter().all(|usage| usage.due(every) == 9000));
-        assert!(!all.iter_mut().any(|usage| usage.needs_keep_alive(0, 8999, every)));
-        assert!(all.iter_mut().all(|usage| usage.needs_keep_alive(0, 9000, every)));
-        assert!(all.iter().all(|usage| usage.due(every) == 17_000), "the delay does not accumulate");
+        assert!(all.iter().all(|usage| usage.due(interval) == 9000));
+        assert!(!all.iter_mut().any(|usage| usage.needs_keep_alive(0, 8999, interval)));
+        assert!(all.iter_mut().all(|usage| usage.needs_keep_alive(0, 9000, interval)));
+        assert!(all.iter().all(|usage| usage.due(interval) == 17_000), "the delay does not accumulate");
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl CloseReason {
     pub fn is_unreachable(&self) -> bool {
         match &self.0 {
             CloseCause::Fabric(error) => error.is_unreachable(),
-            CloseCause::Rejected { said } => said == REJECTED_CLOSED,
+            CloseCause::Rejected { text } => text == REJECTED_CLOSED,
             _ => false,
         }
     }
@@ -93,9 +93,9 @@ impl CloseReason {
     ///
     /// For the C interface.
     #[doc(hidden)]
-    pub fn is_out_of_receives(&self) -> bool {
+    pub fn is_server_full(&self) -> bool {
         let texts = [REJECTED_NO_RECEIVES, REJECTED_NO_CONNECTIONS];
-        matches!(&self.0, CloseCause::Rejected { said } if texts.contains(&&**said))
+        matches!(&self.0, CloseCause::Rejected { text } if texts.contains(&&**text))
     }
 
     /// Error number of a failed system call, if known.
@@ -136,7 +136,7 @@ pub(crate) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
 pub(crate) const REJECTED_NO_CONNECTIONS: &[u8] = b"no connections left (limits.max_connections)";
 
 /// Log category of connections that ended because their peers violated a protocol.
-pub(crate) const PEER_FAULTS: &str = "connections ended for faults of their peers";
+pub(crate) const PEER_FAULTS: &str = "connections closed after protocol violations of their peers";
 
 /// Whether a work request failed through the peer's fault.
 fn is_peer_fault(status: Status) -> bool {
@@ -152,10 +152,10 @@ pub enum CloseCause {
     PeerFault(#[from] PeerFault),
     /// The peer rejected the connection.
     // The text is escaped, so that the peer's bytes cannot look like log lines of this side.
-    #[error("rejected by the peer: {}", String::from_utf8_lossy(.said).escape_debug())]
+    #[error("rejected by the peer: {}", String::from_utf8_lossy(.text).escape_debug())]
     Rejected {
         /// Text that the peer sent with the rejection.
-        said: Vec<u8>,
+        text: Vec<u8>,
     },
     /// The device failed to execute a work request.
     #[error("{}", describe_failure(*opcode, *status))]
@@ -195,7 +195,7 @@ impl CloseCause {
             Self::Device { status: Status::Flushed, .. } => None,
             // A work request has failed, or the peer acknowledged nothing until the fabric's time-out.
             Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. } => {
-                Some("connections ended by their device")
+                Some("connections lost because the device or the network failed")
             }
             Self::Disconnected { cause: Disconnect::Violation | Disconnect::Refused, .. } => Some(PEER_FAULTS),
             Self::Local(LocalClose::Evicted) => Some("connections evicted because others needed their places"),
@@ -206,7 +206,7 @@ impl CloseCause {
 }
 
 /// Slot for the close reason that a client's thread reads.
-pub(crate) type ClosedBecause = OnceLock<CloseReason>;
+pub(crate) type CloseReasonSlot = OnceLock<CloseReason>;
 
 /// Reason of this side to close a connection without a peer's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -255,8 +255,8 @@ fn describe_failure(opcode: Opcode, status: Status) -> String {
 
 fn describe_post_error(error: PostError) -> String {
     match error {
-        PostError::QueueFull => "send queue of the device is full".into(),
-        PostError::NotConnected => "device is not connected".into(),
+        PostError::QueueFull => "send queue is full".into(),
+        PostError::NotConnected => "queue pair is not connected".into(),
         PostError::Invalid(why) => format!("device refused a work request: {why}"),
         _ => format!("device refused a work request: {error:?}"),
     }
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn rejection_texts_of_peers_are_escaped() {
-        let rejected = CloseCause::Rejected { said: b"full\n\x1b[31m\xff".to_vec() };
+        let rejected = CloseCause::Rejected { text: b"full\n\x1b[31m\xff".to_vec() };
         assert_eq!(rejected.to_string(), "rejected by the peer: full\\n\\u{1b}[31m\u{fffd}");
     }
 

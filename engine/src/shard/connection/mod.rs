@@ -111,7 +111,8 @@ impl ReconnectState {
     }
 
     /// Number of reconnects of a lost connection since it was useful, or open for `long` nanoseconds. Without this
-    /// count, a client would reconnect endlessly, and without a pause, to a server that closes each connection at once.
+    /// count, a client would reconnect endlessly, and without a pause, to a server that closes each connection
+    /// immediately.
     pub(super) fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
         match self.open_since {
             Some(since) if useful || now.saturating_sub(since) >= long => 0,
@@ -162,7 +163,7 @@ pub(super) enum MessageOwner {
 #[derive(Debug)]
 pub(super) struct Continuation {
     pub(super) owner: MessageOwner,
-    /// Buffer of the message, whose window is the unsent rest.
+    /// Buffer of the message, whose range is the unsent rest.
     pub(super) rest: Buf,
     /// Start and length of the message in the buffer.
     pub(super) whole: (usize, usize),
@@ -180,8 +181,8 @@ impl Continuation {
 
 /// A connection.
 ///
-/// Its parts are fields, because users often borrow two at once; each part has private fields. The fields that each
-/// message needs come first, together.
+/// Its parts are fields, because users often borrow two of them together; each part has private fields. The fields that
+/// each message needs come first, together.
 #[repr(C, align(64))]
 pub(super) struct Conn {
     qp: QpId,
@@ -372,9 +373,9 @@ impl Conn {
     }
 
     /// Reports the close to the upper layer, as soon as no worker has any of the connection's calls.
-    pub(super) fn report_ended(&mut self, reason: &CloseReason) {
+    pub(super) fn report_closed(&mut self, reason: &CloseReason) {
         if let Some(report) = self.close_report.take() {
-            report.end(self.peer.clone(), reason.clone());
+            report.set_reason(self.peer.clone(), reason.clone());
         }
     }
 
@@ -523,7 +524,7 @@ impl Conn {
     /// Whether the fabric may still use the memory of sent messages. If the fabric cannot tell, this is true while a
     /// Send has no completion.
     pub(super) fn holds_sends(&self, fabric: &mut impl Fabric) -> bool {
-        self.sends.under_way() > 0 && fabric.holds_sends(self.qp)
+        self.sends.outstanding() > 0 && fabric.holds_sends(self.qp)
     }
 
     /// Whether bytes are in flight to the peer's host. This is known where the device reports the round trip (iWARP);
@@ -537,11 +538,11 @@ impl Conn {
     /// receive.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
-        let under_way = self.sends.under_way();
+        let outstanding = self.sends.outstanding();
         // For most connections this first comparison is false, so no limit is computed.
-        under_way >= signal_every && {
+        outstanding >= signal_every && {
             let limit = self.proto.credits().credit_limit().max(self.proto.calls().capacity() as u32);
-            under_way >= limit.saturating_add(signal_every)
+            outstanding >= limit.saturating_add(signal_every)
         }
     }
 

@@ -48,7 +48,7 @@ impl Conn {
         let Head { xid, len: base, .. } = incoming.head;
         let payload = message.get(base..).unwrap_or_default();
         match incoming.lists {
-            DecodedLists::None => DecodedReply { header: header_of(xid, payload, base), long: None },
+            DecodedLists::None => DecodedReply { header: header_of(xid, payload, base), reply_chunk_len: None },
             DecodedLists::Single(chunks) => {
                 let write = chunks.write(message).into_iter().map(std::iter::once);
                 let lists = record_written(write, self.calls.exposure(&self.proto, call));
@@ -80,7 +80,7 @@ impl Requester {
         self.handle_reply(cx, conn, (call, token), decoded, ReceivedBuf::whole(whole), invalidated);
     }
 
-    /// Reports a decoded reply: at once, or once no memory is exposed.
+    /// Reports a decoded reply: immediately, or once no memory is exposed.
     #[inline(always)]
     pub(crate) fn handle_reply<F: Fabric>(
         &mut self,
@@ -114,15 +114,15 @@ impl Requester {
         decoded: DecodedReply,
         message: ReceivedBuf,
     ) {
-        let long = decoded.long;
+        let reply_chunk_len = decoded.reply_chunk_len;
         let result = decoded.result(message);
         if revoke(cx, conn, index, invalidated) {
             let recovered = conn.calls.exposures.recover(index, true, result.is_ok());
             // A closing connection may wait for this revocation.
             cx.ready.add(conn);
-            return self.end_with(cx, (target, token), result, long, recovered);
+            return self.end_with(cx, (target, token), result, reply_chunk_len, recovered);
         }
-        conn.calls.exposures.set_outcome(index, Some(PendingOutcome::Ended { target, token, result, long }));
+        conn.calls.exposures.set_outcome(index, Some(PendingOutcome::Ended { target, token, result, reply_chunk_len }));
     }
 
     /// Ends a call without results, once no memory is exposed.
@@ -136,7 +136,7 @@ impl Requester {
         invalidated: Option<u32>,
     ) {
         let (target, exposure, _) = conn.calls.free_slot(&conn.proto, call);
-        let outcome = PendingOutcome::Ended { target, token, result: Err(error.into()), long: None };
+        let outcome = PendingOutcome::Ended { target, token, result: Err(error.into()), reply_chunk_len: None };
         self.conclude(cx, conn, (exposure, invalidated), Some(outcome));
     }
 
@@ -193,7 +193,8 @@ impl Requester {
         self.conclude(cx, conn, (exposure, invalidated), Some(PendingOutcome::Refused(call, error)));
     }
 
-    /// Retransmits a refused call whose memory is not exposed: at once, or after a pause if the peer has to recover.
+    /// Retransmits a refused call whose memory is not exposed: immediately, or after a pause if the peer has to
+    /// recover.
     pub(super) fn retransmit_refused<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
@@ -207,7 +208,7 @@ impl Requester {
             return;
         }
         let slot = conn.calls.slot(&conn.proto, call);
-        slot.memory = memory.unless_empty();
+        slot.memory = memory.drop_if_empty();
         if error != ErrorBody::System {
             return self.retransmit(cx, conn, call, RetransmitCause::Refused(error));
         }
@@ -251,7 +252,7 @@ impl Requester {
         let slot = conn.calls.slot(&conn.proto, call);
         let form_error = match formed {
             Ok(message) => {
-                (slot.message, slot.memory) = (Some(message), memory.unless_empty());
+                (slot.message, slot.memory) = (Some(message), memory.drop_if_empty());
                 cx.stats.calls_retransmitted += 1;
                 if let RetransmitCause::Refused(_) = cause {
                     conn.proto.retransmit(call);
@@ -282,7 +283,7 @@ impl Requester {
     pub(crate) fn interrupt<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         // Answered calls that await revocation end with their replies, because the destroyed queue pair reaches no
         // memory any more. `end_connection_calls` ends such calls with an error instead.
-        for index in conn.calls.exposures.ended() {
+        for index in conn.calls.exposures.awaiting_revocation() {
             self.handle_revoked(cx, conn, index);
         }
         for (call, sent) in conn.proto.interrupt() {
@@ -356,8 +357,8 @@ impl Requester {
     ) {
         match outcome {
             None => {}
-            Some(PendingOutcome::Ended { target, token, result, long }) => {
-                self.end_with(cx, (target, token), result, long, (memory, whole));
+            Some(PendingOutcome::Ended { target, token, result, reply_chunk_len }) => {
+                self.end_with(cx, (target, token), result, reply_chunk_len, (memory, whole));
             }
             Some(PendingOutcome::Refused(call, error)) if whole => {
                 self.retransmit_refused(cx, conn, call, error, memory)
@@ -375,13 +376,13 @@ impl Requester {
         cx: &mut ShardContext<F>,
         (target, token): (CompletionTarget, u64),
         result: CallResult,
-        long: Option<u32>,
+        reply_chunk_len: Option<u32>,
         (memory, whole): (ChunkMemory, bool),
     ) {
         let result = match result {
             Ok(mut reply) => {
                 reply.memory = memory;
-                match self.complete(cx, &mut reply, long, whole) {
+                match self.complete(cx, &mut reply, reply_chunk_len, whole) {
                     Ok(()) => Ok(reply),
                     Err(error) => Err(FailedCall::new(error, reply.memory)),
                 }
@@ -397,7 +398,7 @@ impl Requester {
         &mut self,
         cx: &mut ShardContext<F>,
         reply: &mut Reply,
-        long: Option<u32>,
+        reply_chunk_len: Option<u32>,
         whole: bool,
     ) -> Result<(), CallError> {
         if !whole {
@@ -407,7 +408,7 @@ impl Requester {
         // By the binding, a result that has a Write chunk must be in it (RFC 8166 §6.1).
         let max_results = memory.max_inline_results.unwrap_or(usize::MAX);
         if let Some(buf) = memory.reply.take()
-            && let Some(len) = long
+            && let Some(len) = reply_chunk_len
         {
             self.take_long_reply(cx, reply, buf, len)?;
         }
@@ -490,7 +491,7 @@ impl Requester {
         conn: &mut Conn,
         kind: CloseReasonKind,
     ) {
-        for index in conn.calls.exposures.ended() {
+        for index in conn.calls.exposures.awaiting_revocation() {
             let outcome = conn.calls.exposures.take_outcome(index);
             let answered = matches!(outcome, Some(PendingOutcome::Ended { result: Ok(_), .. }));
             let (memory, _) = conn.calls.exposures.recover(index, true, answered);
@@ -555,7 +556,7 @@ fn abandon(conn: &mut Conn, call: CallId) -> (CompletionTarget, ChunkMemory) {
 #[inline(always)]
 fn revoke<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, index: u32, invalidated: Option<u32>) -> bool {
     let Conn { calls: OutgoingCalls { exposures, .. }, sends, .. } = conn;
-    let (windows, remaining, all) = exposures.end(index, invalidated);
+    let (windows, remaining, all) = exposures.begin_revocation(index, invalidated);
     cx.stats.windows_revoked_here += remaining as u64;
     cx.stats.windows_revoked_by_peers += (all - remaining) as u64;
     if remaining == 0 {
@@ -575,7 +576,7 @@ pub(crate) struct DecodedReply {
     /// Range of the RPC header in the message, or the reason for the lack of results.
     header: Result<Range<u32>, CallError>,
     /// Length of a long reply in the Reply chunk. Its results are available after revocation.
-    long: Option<u32>,
+    reply_chunk_len: Option<u32>,
 }
 
 impl DecodedReply {
@@ -583,7 +584,7 @@ impl DecodedReply {
     /// the message.
     #[inline(always)]
     fn inline(lists: Result<(), CallError>, xid: u32, payload: &[u8], base: usize) -> Self {
-        Self { header: lists.and_then(|()| header_of(xid, payload, base)), long: None }
+        Self { header: lists.and_then(|()| header_of(xid, payload, base)), reply_chunk_len: None }
     }
 
     /// The outcome of the call, whose memory is still exposed.
@@ -608,7 +609,7 @@ fn decode_reply(
         Some(view) if view.htype() != HeaderType::Msg => decode_long_reply(view, exposure),
         Some(view) if view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) => {
             let error = CallError::MalformedReply("it has results both inline and in the Reply chunk");
-            DecodedReply { header: Err(error), long: None }
+            DecodedReply { header: Err(error), reply_chunk_len: None }
         }
         view => {
             let writes = view.into_iter().flat_map(View::writes).map(|chunk| chunk.segments());
@@ -624,16 +625,16 @@ fn decode_long_reply(view: &View<'_>, exposure: Option<&mut CallExposure>) -> De
     let len = match (offered, view.reply_chunk()) {
         (None, _) => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
         (Some(_), None) => Ok(0),
-        (Some((part, size)), Some(chunk)) => written_into(chunk.segments(), part, size),
+        (Some((exposed, size)), Some(chunk)) => written_into(chunk.segments(), exposed, size),
     };
     let len = record_written(view.writes().map(|chunk| chunk.segments()), exposure).and(len);
     match len {
         Ok(0) => {
             let error = CallError::MalformedReply("it is in a Reply chunk that is missing or empty");
-            DecodedReply { header: Err(error), long: None }
+            DecodedReply { header: Err(error), reply_chunk_len: None }
         }
-        Ok(len) => DecodedReply { header: Ok(0..0), long: Some(len) },
-        Err(error) => DecodedReply { header: Err(error), long: None },
+        Ok(len) => DecodedReply { header: Ok(0..0), reply_chunk_len: Some(len) },
+        Err(error) => DecodedReply { header: Err(error), reply_chunk_len: None },
     }
 }
 
@@ -651,11 +652,11 @@ fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallEr
 }
 
 /// Bytes that a reply has written into one chunk, which was offered in segments of `size` bytes and a shorter last one.
-/// Segments are filled in order (RFC 8166 §3.4.6): a partial one must be the last used, or unwritten bytes would
+/// Segments are filled in order (RFC 8166 §3.4.6): a partial segment must be the last used, or unwritten bytes would
 /// precede written ones.
 #[inline]
-fn written_into(segments: impl Iterator<Item = Segment>, part: &ExposedChunk, size: u32) -> Result<u32, CallError> {
-    let (mut room_left, mut written, mut full) = (part.at.target.length, 0, true);
+fn written_into(segments: impl Iterator<Item = Segment>, exposed: &ExposedChunk, size: u32) -> Result<u32, CallError> {
+    let (mut room_left, mut written, mut full) = (exposed.at.target.length, 0, true);
     for segment in segments {
         let room = room_left.min(size);
         if segment.length > room {
@@ -677,13 +678,13 @@ fn record_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,
     offered: Option<&mut CallExposure>,
 ) -> Result<(), CallError> {
-    let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size, &mut offered.parts[..]));
-    let mut expected = parts.iter_mut();
+    let (size, exposed) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size, &mut offered.chunks[..]));
+    let mut expected = exposed.iter_mut();
     for chunk in chunks {
-        let Some(part) = expected.find(|part| matches!(part.kind, ChunkKind::Write(_))) else {
+        let Some(target) = expected.find(|exposed| matches!(exposed.kind, ChunkKind::Write(_))) else {
             return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
         };
-        part.kind = ChunkKind::Write(written_into(chunk, part, size)?);
+        target.kind = ChunkKind::Write(written_into(chunk, target, size)?);
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! allocates nothing.
 //!
 //! Memory stays exposed from the posting of a call until the peer provably cannot reach it. Each call that exposes
-//! memory has an *exposure*, and each piece of memory a window. Slots and windows are reused.
+//! memory has an *exposure*, and each exposed buffer a memory window. Slots and windows are reused.
 
 use std::cell::RefCell;
 
@@ -49,7 +49,7 @@ pub(crate) struct CallBuffers {
     pub(crate) call: Option<Buf>,
     pub(crate) reply: Option<Buf>,
     /// Write chunks to allocate at the start of the call: the index of each, and its bytes.
-    pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
+    pub(crate) unallocated_writes: ArrayVec<(usize, u32), MAX_CHUNKS>,
     /// Whether the call has too many chunks.
     pub(crate) too_many: bool,
     /// Maximum bytes of inline results beside the Write chunks, if the binding is known.
@@ -75,19 +75,19 @@ impl CallBuffers {
     /// Number of Write chunks, with memory or without.
     #[inline]
     pub(crate) fn results(&self) -> usize {
-        self.receive.len() + self.wanted.len()
+        self.receive.len() + self.unallocated_writes.len()
     }
 
     /// Whether a call with these chunks cannot start yet.
     #[inline]
     pub(crate) fn is_unfinished(&self) -> bool {
-        self.too_many || !self.wanted.is_empty()
+        self.too_many || !self.unallocated_writes.is_empty()
     }
 
     /// Bytes of each Write chunk.
     pub(crate) fn result_lens(&self) -> ArrayVec<usize, MAX_CHUNKS> {
         let mut lens: ArrayVec<_, MAX_CHUNKS> = self.receive.iter().map(|buf| buf.len()).collect();
-        self.wanted.iter().for_each(|&(index, len)| lens.insert(index, len as usize));
+        self.unallocated_writes.iter().for_each(|&(index, len)| lens.insert(index, len as usize));
         lens
     }
 
@@ -104,8 +104,8 @@ impl CallBuffers {
     /// The error of `alloc`.
     #[inline]
     pub(crate) fn allocate(&mut self, mut alloc: impl FnMut(usize) -> Result<Buf, CallError>) -> Result<(), CallError> {
-        let Self { wanted, receive, .. } = self;
-        for (index, len) in wanted.drain(..) {
+        let Self { unallocated_writes, receive, .. } = self;
+        for (index, len) in unallocated_writes.drain(..) {
             receive.insert(index, alloc(len as usize)?);
         }
         Ok(())
@@ -157,8 +157,8 @@ impl ChunkMemory {
         self.0.get_or_insert_with(take_box)
     }
 
-    /// Frees an empty box.
-    pub(crate) fn unless_empty(self) -> Self {
+    /// Drops the box if it is empty.
+    pub(crate) fn drop_if_empty(self) -> Self {
         if self.get().is_some_and(CallBuffers::is_empty) { Self::NONE } else { self }
     }
 
@@ -200,7 +200,7 @@ fn recycle(mut memory: Box<CallBuffers>) {
     // Usually there is one buffer, for which these loops take fewer instructions than `clear`.
     while memory.send.pop().is_some() {}
     while memory.receive.pop().is_some() {}
-    memory.wanted.clear();
+    memory.unallocated_writes.clear();
     memory.too_many = false;
     (memory.call, memory.reply, memory.max_inline_results) = (None, None, None);
     // A thread that ends keeps no box.
@@ -226,9 +226,9 @@ pub(super) struct ExposedChunk {
 /// Exposed memory of one call.
 #[derive(Debug, Default)]
 pub(super) struct CallExposure {
-    /// The chunks in the order of a header: a Position Zero Read chunk, other Read chunks, Write chunks, the Reply
-    /// chunk. Empty while the slot is free.
-    pub(super) parts: ArrayVec<ExposedChunk, { 2 * MAX_CHUNKS + 2 }>,
+    /// The call's chunks in the order of a header: a Position Zero Read chunk, other Read chunks, Write chunks, the
+    /// Reply chunk. Empty while the slot is free.
+    pub(super) chunks: ArrayVec<ExposedChunk, { 2 * MAX_CHUNKS + 2 }>,
     /// Bytes of the longest segment of the offered chunks.
     pub(super) segment_size: u32,
     /// Box to which the buffers return.
@@ -239,41 +239,41 @@ pub(super) struct CallExposure {
 
 impl CallExposure {
     pub(super) fn reply(&self) -> Option<&ExposedChunk> {
-        self.parts.last().filter(|part| part.kind == ChunkKind::Reply)
+        self.chunks.last().filter(|chunk| chunk.kind == ChunkKind::Reply)
     }
 
     /// Whether the RPC message is in a Position Zero Read chunk.
     pub(super) fn is_long(&self) -> bool {
-        self.parts.first().is_some_and(|part| part.kind == ChunkKind::Read(0))
+        self.chunks.first().is_some_and(|chunk| chunk.kind == ChunkKind::Read(0))
     }
 
     /// Whether a Position Zero Read chunk is the call's only Read chunk.
     pub(super) fn is_long_only(&self) -> bool {
-        self.is_long() && !matches!(self.parts.get(1), Some(ExposedChunk { kind: ChunkKind::Read(_), .. }))
+        self.is_long() && !matches!(self.chunks.get(1), Some(ExposedChunk { kind: ChunkKind::Read(_), .. }))
     }
 
     /// The chunk lists for a header, if they have only one chunk of one segment, as most do.
     #[inline]
     pub(super) fn single_chunk<'a>(&'a self, terms: &ConnectionTerms) -> Option<Chunks<'a>> {
-        let [part] = &self.parts[..] else { return None };
-        if segments_of(part.at.target.length as usize, terms) != 1 || terms.segment_count == 0 {
+        let [chunk] = &self.chunks[..] else { return None };
+        if segments_of(chunk.at.target.length as usize, terms) != 1 || terms.segment_count == 0 {
             return None;
         }
-        let segments = std::slice::from_ref(&part.at.target);
-        let inv_handle = if terms.offers_invalidation { part.at.target.handle } else { 0 };
-        Some(match part.kind {
-            ChunkKind::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&part.at), ..Chunks::NONE },
+        let segments = std::slice::from_ref(&chunk.at.target);
+        let inv_handle = if terms.offers_invalidation { chunk.at.target.handle } else { 0 };
+        Some(match chunk.kind {
+            ChunkKind::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&chunk.at), ..Chunks::NONE },
             ChunkKind::Write(_) => Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE },
             ChunkKind::Reply => Chunks { inv_handle, reply: Some(segments), ..Chunks::NONE },
         })
     }
 
-    /// Adds a chunk, in the order of `parts`. Its window is about to be bound.
+    /// Adds a chunk, in the order of `chunks`. Its window is about to be bound.
     #[inline]
     pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, kind: ChunkKind) {
         let position = if let ChunkKind::Read(position) = kind { position } else { 0 };
         let at = ReadSegment { position, target: segment };
-        self.parts.push(ExposedChunk { window, mem, at, kind, revoked: false });
+        self.chunks.push(ExposedChunk { window, mem, at, kind, revoked: false });
     }
 }
 
@@ -286,7 +286,7 @@ pub(super) enum PendingOutcome {
         token: u64,
         result: CallResult,
         /// Length of the RPC reply in the Reply chunk, if it is there.
-        long: Option<u32>,
+        reply_chunk_len: Option<u32>,
     },
     /// The peer has refused the call, which will be retransmitted.
     Refused(CallId, ErrorBody),
@@ -315,22 +315,22 @@ impl Exposures {
         self.slots.get_mut(index as usize)
     }
 
-    /// Ends the exposure of a call. The peer may have invalidated one handle. Returns the windows to revoke, their
-    /// number, and the number of all windows.
+    /// Begins to revoke a call's exposure. The peer may have invalidated one handle. Returns the windows to revoke,
+    /// their number, and the number of all windows.
     #[inline(always)]
-    pub(super) fn end(
+    pub(super) fn begin_revocation(
         &mut self,
         index: u32,
         invalidated: Option<u32>,
     ) -> (impl Iterator<Item = WindowId> + use<'_>, usize, usize) {
         let exposure = &mut self.slots[index as usize];
         let mut remaining = 0;
-        for part in &mut exposure.parts {
-            part.revoked = Some(part.at.target.handle) == invalidated;
-            remaining += usize::from(!part.revoked);
+        for chunk in &mut exposure.chunks {
+            chunk.revoked = Some(chunk.at.target.handle) == invalidated;
+            remaining += usize::from(!chunk.revoked);
         }
-        let bound = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
-        (bound, remaining, exposure.parts.len())
+        let bound = exposure.chunks.iter().filter(|chunk| !chunk.revoked).map(|chunk| chunk.window);
+        (bound, remaining, exposure.chunks.len())
     }
 
     /// Stores the call's outcome until the last revocation.
@@ -345,24 +345,24 @@ impl Exposures {
 
     /// Frees the slot after revocation, or after the loss of the device. Moves the buffers back into their box.
     ///
-    /// Returns the box, if `wanted`, and whether it is complete; if not, the device still holds a buffer. Write chunks
-    /// of an `answered` call get the length of their data.
+    /// Returns the box, if `keeps_buffers`, and whether it is complete; if not, the device still holds a buffer. Write
+    /// chunks of an `answered` call get the length of their data.
     #[inline(always)]
-    pub(super) fn recover(&mut self, index: u32, wanted: bool, answered: bool) -> (ChunkMemory, bool) {
+    pub(super) fn recover(&mut self, index: u32, keeps_buffers: bool, answered: bool) -> (ChunkMemory, bool) {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return (ChunkMemory::NONE, true) };
         let (mut memory, mut whole) = (exposure.memory.take(), true);
-        if !wanted {
+        if !keeps_buffers {
             memory = ChunkMemory::NONE;
         }
         // Usually there is one chunk, so moving the others is cheap.
-        while let Some(part) = exposure.parts.pop_at(0) {
-            push(&mut self.windows, || part.window);
+        while let Some(chunk) = exposure.chunks.pop_at(0) {
+            push(&mut self.windows, || chunk.window);
             let Some(memory) = memory.get_mut() else { continue };
-            let Ok(mut buf) = part.mem.reclaim() else {
+            let Ok(mut buf) = chunk.mem.reclaim() else {
                 whole = false;
                 continue;
             };
-            match part.kind {
+            match chunk.kind {
                 ChunkKind::Read(0) => memory.call = Some(buf),
                 ChunkKind::Read(position) => memory.send.push((position, buf)),
                 ChunkKind::Write(written) => {
@@ -379,7 +379,7 @@ impl Exposures {
     }
 
     /// Indices of the exposures with an outcome, which wait for the last revocation.
-    pub(super) fn ended(&self) -> Vec<u32> {
+    pub(super) fn awaiting_revocation(&self) -> Vec<u32> {
         let all = self.slots.iter().zip(0..);
         all.filter(|(exposure, _)| exposure.outcome.is_some()).map(|(_, index)| index).collect()
     }
@@ -417,22 +417,22 @@ impl ChunkLists {
         self.reply.clear();
         let mut segments_left = terms.segment_count as usize;
         let (mut last_handle, mut has_reply) = (0, false);
-        for part in &exposure.parts {
-            let (mut rest, size) = (part.at.target, terms.segment_size);
+        for chunk in &exposure.chunks {
+            let (mut rest, size) = (chunk.at.target, terms.segment_size);
             let count = segments_of(rest.length as usize, terms);
             match segments_left.checked_sub(count) {
                 Some(fewer) if count <= MAX_SEGMENTS => segments_left = fewer,
                 _ => return None,
             }
             last_handle = rest.handle;
-            match part.kind {
+            match chunk.kind {
                 ChunkKind::Read(_) => {}
                 ChunkKind::Write(_) => self.counts.push(count as u32),
                 ChunkKind::Reply => has_reply = true,
             }
             for _ in 0..count {
                 let segment = Segment { length: rest.length.min(size), ..rest };
-                match part.kind {
+                match chunk.kind {
                     ChunkKind::Read(position) => self.reads.push(ReadSegment { position, target: segment }),
                     ChunkKind::Write(_) => self.writes.push(segment),
                     ChunkKind::Reply => self.reply.push(segment),
@@ -475,7 +475,7 @@ mod tests {
         for (n, kind) in
             [(1, ChunkKind::Read(0)), (2, ChunkKind::Read(44)), (3, ChunkKind::Write(0)), (4, ChunkKind::Reply)]
         {
-            let mem = pool.alloc(n).expect("a buffer").lend().expect("the pool's own thread");
+            let mem = pool.alloc(n).expect("a buffer").lend().expect("lent by the owning thread");
             let segment = Segment { handle: n as u32, length: n as u32, offset: 0 };
             let window = windows.pop().unwrap_or(window(n as u32));
             exposure.add(window, mem.clone(), segment, kind);
@@ -491,7 +491,9 @@ mod tests {
         let result = Err(CallError::Closed.into());
         match refused {
             true => PendingOutcome::Refused(call, ErrorBody::System),
-            false => PendingOutcome::Ended { target: CompletionTarget::Polled, token: 7, result, long: None },
+            false => {
+                PendingOutcome::Ended { target: CompletionTarget::Polled, token: 7, result, reply_chunk_len: None }
+            }
         }
     }
 
@@ -501,12 +503,12 @@ mod tests {
         let (index, held) = expose(&mut exposures, &pool);
         let exposure = exposures.get_mut(index).expect("a used slot");
         assert!(exposure.is_long() && exposure.reply().is_some());
-        assert!(!exposure.is_long_only() && exposure.parts.len() == 4);
-        assert!(!exposures.is_empty() && exposures.ended().is_empty());
-        let (bound, remaining, all) = exposures.end(index, Some(2));
+        assert!(!exposure.is_long_only() && exposure.chunks.len() == 4);
+        assert!(!exposures.is_empty() && exposures.awaiting_revocation().is_empty());
+        let (bound, remaining, all) = exposures.begin_revocation(index, Some(2));
         assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), remaining, all), (vec![1, 3, 4], 3, 4));
         exposures.set_outcome(index, Some(pending_outcome(true)));
-        assert_eq!(exposures.ended(), [index]);
+        assert_eq!(exposures.awaiting_revocation(), [index]);
         drop(held);
         let outcome = exposures.take_outcome(index);
         let (memory, whole) = exposures.recover(index, outcome.is_some(), false);
@@ -517,7 +519,7 @@ mod tests {
         // A retransmitted call offers the whole Write chunk again.
         assert_eq!(memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>(), [3]);
         assert_eq!(memory.reply.as_ref().map(|buf| buf.len()), Some(4));
-        assert!(exposures.is_empty() && exposures.ended().is_empty());
+        assert!(exposures.is_empty() && exposures.awaiting_revocation().is_empty());
         // The slot and the windows are reused.
         let (reused, _held) = expose(&mut exposures, &pool);
         assert_eq!((reused, exposures.windows.pop()), (index, None));
@@ -527,12 +529,12 @@ mod tests {
     fn memory_is_not_recovered_while_the_device_holds_it_or_if_unwanted() {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
-        drop(exposures.end(index, None));
+        drop(exposures.begin_revocation(index, None));
         let (_, whole) = exposures.recover(index, true, false);
         assert!(!whole);
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
-        drop(exposures.end(index, None));
+        drop(exposures.begin_revocation(index, None));
         assert!(exposures.recover(index, false, false).0.is_none(), "the call was abandoned");
     }
 
@@ -548,9 +550,9 @@ mod tests {
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
         drop(_held);
-        drop(exposures.end(index, None));
+        drop(exposures.begin_revocation(index, None));
         exposures.set_outcome(index, Some(pending_outcome(false)));
-        assert_eq!(exposures.ended(), [index]);
+        assert_eq!(exposures.awaiting_revocation(), [index]);
         let outcome = exposures.take_outcome(index);
         let (memory, _) = exposures.recover(index, outcome.is_some(), false);
         let lens = memory.get().map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());

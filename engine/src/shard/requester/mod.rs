@@ -39,7 +39,7 @@ pub use outgoing_calls::{CallResult, CompletedCall, FailedCall, Reply, ReturnedB
 /// A call with all its memory, ready to start.
 #[derive(Debug)]
 pub(crate) struct CallRequest {
-    /// RPC message with a blank XID, and headroom before the window.
+    /// RPC message with a blank XID, and headroom in front of it.
     pub(crate) message: Buf,
     pub(crate) memory: ChunkMemory,
     /// Maximum bytes of inline results in the reply.
@@ -124,7 +124,7 @@ impl Requester {
         request: CallRequest,
         one_way: bool,
     ) -> Option<CallId> {
-        // The request is taken apart at once, so that an inline call stays in registers.
+        // The request is destructured immediately, so that an inline call stays in registers.
         let CallRequest { message, memory, max_reply, timeout, token, target, procedure } = request;
         cx.stats.calls += 1;
         let deadline = cx.clock.deadline_after(timeout);
@@ -194,8 +194,8 @@ impl Requester {
         let reconnecting = conn.is_reconnecting() && !one_way;
         let formed = if reconnecting { Ok(()) } else { form_new(cx, conn, &mut request, one_way) };
         let CallRequest { message, memory, max_reply, token, target, procedure, .. } = request;
-        let at_once = !reconnecting && !one_way;
-        let result = formed.and_then(|()| conn.proto.start_call(token, deadline, procedure, at_once));
+        let allow_immediate = !reconnecting && !one_way;
+        let result = formed.and_then(|()| conn.proto.start_call(token, deadline, procedure, allow_immediate));
         let (call, may_send) = match result {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, target, token, FailedCall::new(error, memory)),
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timed_out_call_ends_at_once_and_its_reply_is_dropped() {
+    fn a_timed_out_call_ends_immediately_and_its_reply_is_dropped() {
         let mut fixture = RequesterFixture::new();
         let call = fixture.start(1, Some(Duration::from_nanos(100)), None);
         assert_eq!(fixture.requester.next_deadline(), 100);
@@ -654,7 +654,7 @@ mod tests {
         assert_eq!(take_kinds(&mut fixture), ["bind", "send"], "the Bind precedes the Send");
         let index = fixture.with(|_, _, conn| conn.calls.slot(&conn.proto, call).exposure).expect("an exposure");
         let (handle, offset) = fixture.with(|_, _, conn| {
-            let segment = conn.calls.exposure(&conn.proto, call).expect("an exposure").parts[0].at.target;
+            let segment = conn.calls.exposure(&conn.proto, call).expect("an exposure").chunks[0].at.target;
             (segment.handle, segment.offset)
         });
         let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
@@ -675,7 +675,7 @@ mod tests {
         let call = fixture.start(3, None, Some(256));
         take_kinds(&mut fixture);
         let handle = fixture
-            .with(|_, _, conn| conn.calls.exposure(&conn.proto, call).expect("an exposure").parts[0].at.target.handle);
+            .with(|_, _, conn| conn.calls.exposure(&conn.proto, call).expect("an exposure").chunks[0].at.target.handle);
         fixture.answer(&message(16, &reply(call.xid())), Some(handle));
         assert!(take_kinds(&mut fixture).is_empty());
         assert_eq!(fixture.take_ended(), [(3, Ok(()))]);

@@ -40,7 +40,7 @@ pub(in crate::shard) struct OutgoingCalls {
 /// A call whose message waits to be sent, or for its reply: a reused slot.
 #[derive(Debug, Default)]
 pub(super) struct CallSlot {
-    /// Whether the slot is in use. A polled inline call that was sent at once does not use it.
+    /// Whether the slot is in use. A polled inline call that was sent immediately does not use it.
     pub(super) used: bool,
     pub(super) target: CompletionTarget,
     /// The message, until sent.
@@ -267,7 +267,7 @@ impl Reply {
     }
 }
 
-/// An eligible result is in the Write chunk with its index, unless that chunk is empty.
+/// A DDP-eligible result is in the Write chunk with its index, unless that chunk is empty.
 impl ReceivedChunks for Reply {
     fn item(&self, item: usize, _: usize, _: usize, _: usize) -> Option<&[u8]> {
         self.chunk(item).filter(|bytes| !bytes.is_empty())

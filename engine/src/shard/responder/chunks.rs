@@ -261,7 +261,7 @@ fn choose_target<F: Fabric>(
 ) -> Result<Lent, NoTarget> {
     // A procedure chooses targets only for arguments, and not for the message of a long call.
     if let ReadingCall::Ready(call) = call {
-        let (index, entry) = (call.push_argument(position), procedures.entry(call.entry()));
+        let (index, entry) = (call.push_argument(position), procedures.entry(call.procedure_index()));
         if entry.read_target.is_some() {
             return choose_own_target(cx, entry, call, index, len);
         }
@@ -327,7 +327,7 @@ pub(super) fn take_completed(conn: &mut Conn, index: usize) -> Option<(ReadingCa
 pub(super) fn log_unsuitable<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, call: &CallParts, why: &str) {
     cx.stats.read_targets_refused += 1;
     let (peer, name) = (conn.log_name(), call.name());
-    let line = format_args!("{peer}: SYSTEM_ERR to {name}: no target for a Read chunk: {why}");
+    let line = format_args!("{peer}: replied SYSTEM_ERR to {name}: no target for a Read chunk: {why}");
     cx.log_for_procedure(Level::Error, "Read chunks without a target", Some(name), line);
 }
 

@@ -163,7 +163,7 @@ impl Responder {
             cx.request_completions();
         }
         if !self.retransmitted.is_empty() {
-            self.answer_retransmitted(cx);
+            self.retry_retransmitted(cx);
         }
         if self.not_handed_over > 0 {
             self.hand_over_all(cx);
@@ -177,7 +177,7 @@ impl Responder {
         }
         conn.served.unblock_all();
         self.replies.drop_delayed(conn);
-        self.abandon_pending(cx, conn);
+        self.orphan_pending(cx, conn);
     }
 
     /// Creates a call that has arrived, with this header.
@@ -302,15 +302,15 @@ impl Responder {
             }
         }
         // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
-        let entry = self.procedures.entry(call.entry());
-        if !cx.memory.has_reserved_sizes() && call.is_short() {
+        let entry = self.procedures.entry(call.procedure_index());
+        if !cx.memory.has_withheld_sizes() && call.is_short() {
             let (results_at, len) = reply_room(&call, entry);
             if let Some(reply) =
                 cx.memory.pool.alloc_if(len, |free, count| leaves_plenty(&cx.memory, len, (free, count)))
             {
-                return match entry.run_here(call.with_reply_buffer(reply, results_at)) {
+                return match entry.run_immediately(call.with_reply_buffer(reply, results_at)) {
                     Ok(call) => self.finish(cx, conn, call),
-                    Err(call) => self.run_elsewhere(cx, conn, call),
+                    Err(call) => self.run_cached_or_pending(cx, conn, call),
                 };
             }
         }
@@ -337,7 +337,7 @@ impl Responder {
             // The message of a long call has not been read yet, so its further demand is unknown.
             Unready::Long(call) => ReadingCall::Long(call),
             Unready::Admitted(call) => {
-                let entry = self.procedures.entry(call.entry());
+                let entry = self.procedures.entry(call.procedure_index());
                 let (results_at, len) = reply_room(&call, entry);
                 let reply =
                     cx.memory.pool.alloc_within(len, cx.memory.longest_for_reply(len)).map(|reply| (reply, results_at));
@@ -460,7 +460,7 @@ impl Responder {
             targets.clear();
             return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());
         }
-        if let Err(wrong) = call.trim_arguments(&self.procedures.entry(call.entry()).binding) {
+        if let Err(wrong) = call.trim_arguments(&self.procedures.entry(call.procedure_index()).binding) {
             chunks::log_miscounted(cx, conn, &call, &wrong);
             return self.replies.refuse(cx, conn, call.refuse(), Refusal::GarbageArguments.into());
         }

@@ -137,7 +137,7 @@ impl Replies {
     /// Sends a plain reply now, if possible; [`send`](Self::send) sends others. The caller posts the connection's
     /// chain.
     #[inline(always)]
-    pub(super) fn send_plain<F: Fabric>(
+    pub(super) fn send_inline<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
         conn: &mut Conn,
@@ -482,7 +482,7 @@ impl Replies {
             return self.refuse(cx, conn, call.refuse(), CallRefusal::Rpc(nothing));
         }
         if let Some(stamp) = call.take_timing() {
-            self.record_time(cx, Some(call.entry()), &stamp);
+            self.record_time(cx, Some(call.procedure_index()), &stamp);
         }
         self.drop_unanswered(cx, conn, call);
     }
@@ -611,7 +611,7 @@ fn log_error<F: Fabric>(
     error: InternalError,
 ) -> ErrorBody {
     let (what, why) = error.log_texts();
-    let line = format_args!("{}: ERR_SYSTEM to a call: {why}", conn.log_name());
+    let line = format_args!("{}: replied transport error ERR_SYSTEM to a call: {why}", conn.log_name());
     // A drain is intended, so it is not a warning.
     let level = if error == InternalError::Draining { Level::Info } else { Level::Warn };
     cx.log_for_procedure(level, what, call.known_name(), line);
@@ -647,7 +647,7 @@ pub(super) fn log_system_error<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn,
         (None, Ok(())) => return,
     };
     let (peer, name) = (conn.log_name(), call.name());
-    cx.log_for_procedure(Level::Error, what, Some(name), format_args!("{peer}: SYSTEM_ERR to {name}: {why}"));
+    cx.log_for_procedure(Level::Error, what, Some(name), format_args!("{peer}: replied SYSTEM_ERR to {name}: {why}"));
 }
 
 /// Outcomes of calls by procedure: all refusals, and the sampled calls.

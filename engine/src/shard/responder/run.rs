@@ -1,5 +1,6 @@
-//! Running a call: here, on a worker, or by a deferred or asynchronous handler; answers to retransmissions from the
-//! duplicate request cache; and the return of calls that ran elsewhere.
+//! Runs calls on the shard, on workers or in deferred handlers, and collects those that return later.
+//!
+//! Retransmitted calls are answered from the duplicate request cache.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -36,39 +37,33 @@ use crate::wire::rpc::OpaqueAuth;
 impl Responder {
     /// Runs a call, here or elsewhere.
     pub(super) fn run<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
-        match self.procedures.entry(call.entry()).run_here(call) {
+        match self.procedures.entry(call.procedure_index()).run_immediately(call) {
             Ok(call) => self.finish(cx, conn, call),
-            Err(call) => self.run_elsewhere(cx, conn, call),
+            Err(call) => self.run_cached_or_pending(cx, conn, call),
         }
     }
 
-    /// Runs a call of a procedure on workers, with a duplicate request cache, or with deferred calls.
+    /// Runs a call of a procedure that has a duplicate request cache, or that runs on workers or deferred.
     #[inline(never)]
-    pub(super) fn run_elsewhere<F: Fabric>(
+    pub(super) fn run_cached_or_pending<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
         conn: &mut Conn,
         mut call: ServedCall<Ready>,
     ) {
-        let entry = self.procedures.entry(call.entry());
-        match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call, &conn.owner_name())) {
-            Ok(None) => {}
-            Ok(Some(Lookup::Unidentified)) => {
-                let (peer, name) = (conn.log_name(), call.name());
-                let line = format_args!(
-                    "{peer}: {name} is cached, but its caller has no identity: a retransmission runs again \
-                     (ClientConfig::credential, or another function of Procedure::cached or typed::ProgramCache)"
-                );
-                cx.log_for_procedure(Level::Warn, "calls without an identity", Some(name), line);
-            }
-            Ok(Some(known)) => return self.answer_retransmission(cx, conn, call, known),
-            // Without its caller's identity the call must not run, because it may have run before.
-            Err(panic) => {
-                let (peer, name) = (conn.log_name(), call.name());
-                let line =
-                    format_args!("{peer}: SYSTEM_ERR to {name}: the function of Procedure::cached panicked: {panic}");
-                cx.log_for_procedure(Level::Error, "panics of functions of Procedure::cached", Some(name), line);
-                return self.answer_retransmission(cx, conn, call, Lookup::Lost);
+        let entry = self.procedures.entry(call.procedure_index());
+        if let Some(cache) = &entry.cached {
+            let known = cache.look_up(&mut call, &conn.owner_name());
+            match known {
+                Ok(None) => {}
+                Ok(Some(Lookup::Unidentified)) => warn_unidentified(cx, conn, &call),
+                Ok(Some(known)) => return self.answer_without_running(cx, conn, call, known),
+                // The identity is unknown because the function panicked, so the cache could not be asked, and the call
+                // may have run before.
+                Err(panic) => {
+                    log_identification_panic(cx, conn, &call, &panic);
+                    return self.answer_without_running(cx, conn, call, Lookup::Lost);
+                }
             }
         }
         if entry.is_deferred() || (entry.on_workers && self.pending.has_workers()) {
@@ -78,15 +73,15 @@ impl Responder {
         self.finish(cx, conn, call);
     }
 
-    /// Answers a retransmitted call, which must not run again.
-    fn answer_retransmission<F: Fabric>(
+    /// Answers a call that must not run: it was retransmitted, or the cache is full or does not know whether it ran.
+    fn answer_without_running<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
         conn: &mut Conn,
         mut call: ServedCall<Ready>,
         known: Lookup,
     ) {
-        let is_one_way = self.procedures.entry(call.entry()).is_one_way;
+        let is_one_way = self.procedures.entry(call.procedure_index()).is_one_way;
         match known {
             Lookup::Done(reply) => {
                 let OpaqueAuth { flavor, body } = reply.verifier();
@@ -106,30 +101,30 @@ impl Responder {
                 self.retransmitted.push_back(call);
                 cx.schedule.control_now();
             }
-            // The original call gets the answer, or no caller waits for one. `run_elsewhere` has handled `New` and
-            // `Unidentified`.
+            // The original call gets the answer, or no caller waits for one. `run_cached_or_pending` has handled `New`
+            // and `Unidentified`.
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::Unidentified | Lookup::New(_) => {
                 self.replies.drop_unanswered(cx, conn, call);
             }
         }
     }
 
-    /// Answers retransmissions, after a reconnect, of calls that were still running. The original calls, perhaps on
+    /// After a reconnect, answers retransmitted calls whose originals were still running. The originals, perhaps on
     /// another shard, have to finish first.
     #[cold]
-    pub(super) fn answer_retransmitted<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
+    pub(super) fn retry_retransmitted<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         for call in std::mem::take(&mut self.retransmitted) {
             let Some(conn) = cx.conns.take(call.qp()) else {
                 self.replies.call_pool.put(call);
                 continue;
             };
             cx.with_conn(conn, |cx, conn| {
-                let cache = self.procedures.entry(call.entry()).cached.as_ref();
+                let cache = self.procedures.entry(call.procedure_index()).cached.as_ref();
                 if cache.is_some_and(|cache| cache.is_running(&call)) {
                     cx.retry_soon();
                     self.retransmitted.push_back(call);
                 } else {
-                    self.run_elsewhere(cx, conn, call);
+                    self.run_cached_or_pending(cx, conn, call);
                     cx.ready.add(conn);
                 }
             });
@@ -141,15 +136,16 @@ impl Responder {
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Answered>) {
         cx.stats.calls += 1;
         match call.complete_inline(HEADROOM_INLINE) {
-            Ok((call, reply)) => self.replies.send_plain(cx, conn, call, reply),
-            Err(call) => self.finish_other(cx, conn, call),
+            Ok((call, reply)) => self.replies.send_inline(cx, conn, call, reply),
+            Err(call) => self.finish_general(cx, conn, call),
         }
     }
 
+    /// Finishes a call whose reply cannot be completed inline, or that was refused.
     #[inline(never)]
-    fn finish_other<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, mut call: ServedCall<Answered>) {
+    fn finish_general<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, mut call: ServedCall<Answered>) {
         call.record_bytes();
-        let entry = self.procedures.entry(call.entry());
+        let entry = self.procedures.entry(call.procedure_index());
         match check_outcome(cx, conn, entry, &mut call) {
             Ok(()) => self.replies.send_paced(cx, conn, call.complete()),
             Err(Some(refusal)) => self.replies.refuse(cx, conn, call.refuse(), refusal),
@@ -166,7 +162,7 @@ impl Responder {
             conn.served.source = Some(Box::new(PendingSource { origin, owner }));
         }
         if self.must_not_hand_over(cx, &conn.served, &call) {
-            return self.defer_handover(cx, conn, call);
+            return self.queue_handover(cx, conn, call);
         }
         self.hand_over_now(cx, conn, call);
         // The handler may have answered the call already.
@@ -186,18 +182,19 @@ impl Responder {
         served: &ServedCalls,
         call: &ServedCall<Ready>,
     ) -> bool {
-        (served.deferred >= cx.config.limits.max_deferred && self.procedures.entry(call.entry()).is_deferred())
+        (served.deferred >= cx.config.limits.max_deferred
+            && self.procedures.entry(call.procedure_index()).is_deferred())
             || served.source.as_ref().is_some_and(|source| self.admission.pending.is_exhausted(&source.owner))
     }
 
     #[cold]
-    fn defer_handover<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
+    fn queue_handover<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
         if let Some(source) = &conn.served.source
             && self.admission.pending.is_exhausted(&source.owner)
         {
             let line = format_args!(
-                "{}: call waits: its host has reached its share of the calls with handlers and workers, {} of \
-                 them of closed connections (memory.receives)",
+                "{}: call waits: its host has its maximum of pending calls, {} of them from closed connections \
+                 (memory.receives)",
                 conn.log_name(),
                 source.owner.orphans(false)
             );
@@ -213,7 +210,8 @@ impl Responder {
     fn hand_over_now<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
         let Some(PendingSource { origin, owner }) = conn.served.source.as_deref() else { return };
         self.admission.pending.add(owner);
-        let (at, entry) = (call.entry(), self.procedures.entry(call.entry()));
+        let procedure_index = call.procedure_index();
+        let entry = self.procedures.entry(procedure_index);
         if !entry.is_deferred() {
             let (key, job) = (WorkKey::of(conn, &call), Job { call, origin: Arc::clone(origin) });
             conn.served.at_workers += 1;
@@ -222,9 +220,9 @@ impl Responder {
         self.pending.add();
         conn.served.deferred += 1;
         let services = self.procedures.services();
-        let panicked = |text| log_panic(cx, services, Panicked { origin: Arc::clone(origin), entry: at, text });
+        let panicked = |text| log_panic(cx, services, Panicked { origin: Arc::clone(origin), procedure_index, text });
         if let Some(task) = entry.defer(DeferredCall::new(call, origin), panicked) {
-            self.pending.start_future(task, origin, at);
+            self.pending.start_future(task, origin, procedure_index);
         }
     }
 
@@ -278,7 +276,12 @@ impl Responder {
             });
         }
         self.pending.reuse(finished);
-        ended + count + self.pending.take_answered().map(|call| self.return_deferred(cx, call)).count()
+        let mut returned = ended + count;
+        for call in self.pending.take_answered() {
+            self.return_deferred(cx, call);
+            returned += 1;
+        }
+        returned
     }
 
     /// Answers a deferred call that has returned.
@@ -317,7 +320,7 @@ impl Responder {
         self.hand_over_waiting(cx, conn);
     }
 
-    /// Drops a pending call whose connection has closed meanwhile. Its Receive is available to connections again.
+    /// Releases an orphaned call, whose connection has closed meanwhile. Its Receive is available to connections again.
     fn release_orphan<F: Fabric>(&mut self, cx: &mut ShardContext<F>, qp: QpId, call: Option<ServedCall<Answered>>) {
         if self.admission.pending.remove_orphan(qp) {
             cx.memory.receives.withheld -= 1;
@@ -335,7 +338,8 @@ impl Responder {
             conn.proto.forget(id);
             return conn.drain();
         }
-        let line = format_args!("{}: ERR_SYSTEM to a call: worker failed: {error}", conn.log_name());
+        let line =
+            format_args!("{}: replied transport error ERR_SYSTEM to a call: worker failed: {error}", conn.log_name());
         cx.error("failures of workers", line);
         conn.proto.reply_error(id, ErrorBody::System);
         cx.stats.calls_failed += 1;
@@ -346,15 +350,15 @@ impl Responder {
     #[inline]
     fn count_dropped<F: Fabric>(&self, cx: &mut ShardContext<F>, call: &ServedCall<Answered>) {
         if call.was_dropped() {
-            cx.stats.calls_dropped += u64::from(!self.procedures.entry(call.entry()).is_one_way);
+            cx.stats.calls_dropped += u64::from(!self.procedures.entry(call.procedure_index()).is_one_way);
         }
     }
 
     /// Orphans the pending calls of a closed connection, which keep their Receives, and drops those that wait.
-    pub(super) fn abandon_pending<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
+    pub(super) fn orphan_pending<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         if let Some(PendingSource { origin, owner }) = conn.served.source.take().map(|source| *source) {
             origin.set_closed();
-            self.pending.abandon_futures();
+            self.pending.orphan_futures();
             let calls = (conn.served.deferred + conn.served.at_workers) as usize;
             self.admission.pending.orphan(conn.qp(), owner, calls, conn.proto.inbound().with_chunks());
             cx.memory.receives.withheld += calls;
@@ -383,7 +387,8 @@ fn check_outcome<F: Fabric>(
     // The device would reject the Write, which would close the connection.
     if let Some(arena) = call.arenas().find(|&arena| !cx.memory.is_registered(arena)) {
         let (peer, name) = (conn.log_name(), call.name());
-        let line = format_args!("{peer}: SYSTEM_ERR to {name}: result in unregistered arena {arena} (memory.arenas)");
+        let line =
+            format_args!("{peer}: replied SYSTEM_ERR to {name}: result in unregistered arena {arena} (memory.arenas)");
         cx.log_for_procedure(Level::Error, "results in unregistered arenas", Some(name), line);
         return Err(Some(Refusal::SystemError.into()));
     }
@@ -412,7 +417,7 @@ fn check_refusal<F: Fabric>(
             let error = ErrorBody::WriteResource { chunk_index: index.saturating_add(1), length_needed: needed };
             return Some(CallRefusal::Transport(error));
         }
-        // The procedure declares the Write chunk, and the caller has not provided it.
+        // `needed` is the index of the missing Write chunk. The procedure declares it, so the caller is at fault.
         Refusal::Failed { what: HandlerFailure::NoChunk, needed, .. }
             if (needed as usize) < entry.binding.results.count =>
         {
@@ -424,11 +429,32 @@ fn check_refusal<F: Fabric>(
     Some(refusal.into())
 }
 
+/// Logs that a procedure with a duplicate request cache runs a call of an unknown client.
+#[cold]
+fn warn_unidentified<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, call: &ServedCall<Ready>) {
+    let (peer, name) = (conn.log_name(), call.name());
+    let line = format_args!(
+        "{peer}: {name} is cached, but its client has no identity, so a retransmission runs again: set \
+         ClientConfig::credential at the client, or pass Procedure::cached or typed::ProgramCache a function that \
+         identifies it"
+    );
+    cx.log_for_procedure(Level::Warn, "calls without an identity", Some(name), line);
+}
+
+/// Logs a panic of the function that identifies the clients of a procedure.
+#[cold]
+fn log_identification_panic<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, call: &ServedCall<Ready>, panic: &str) {
+    let (peer, name) = (conn.log_name(), call.name());
+    let line =
+        format_args!("{peer}: replied SYSTEM_ERR to {name}: the function of Procedure::cached panicked: {panic}");
+    cx.log_for_procedure(Level::Error, "panics of functions of Procedure::cached", Some(name), line);
+}
+
 /// Logs a panic of a deferred handler, or of its future.
 #[cold]
 fn log_panic<F: Fabric>(cx: &mut ShardContext<F>, services: &LocalServices, panicked: Panicked) {
-    let Panicked { origin, entry, text } = panicked;
-    let (peer, name) = (origin.peer(), services.name_of(entry));
+    let Panicked { origin, procedure_index, text } = panicked;
+    let (peer, name) = (origin.peer(), services.name_of(procedure_index));
     let of_procedure = name.map_or_else(String::new, |name| format!(" of {name}"));
     let line = format_args!("{peer}: deferred handler{of_procedure} panicked: {text}");
     cx.log_for_procedure(Level::Error, "handlers that panicked", name, line);
@@ -460,11 +486,12 @@ pub(crate) type Workers = WorkerPool<WorkKey, Job, ServedCall<Answered>>;
 /// The shard's port to the worker pool.
 type Port = ShardPort<WorkKey, Job, ServedCall<Answered>>;
 
-/// Function that a worker applies to each call. Calls of closed connections do not run, which leaves workers to others.
+/// Function that a worker applies to each call. Calls of closed connections do not run, so that workers are free for
+/// other calls.
 pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Job) -> ServedCall<Answered> {
     move |Job { call, origin }| match origin.is_closed() {
         true => call.skipped(),
-        false => services.entry(call.entry()).run(call),
+        false => services.entry(call.procedure_index()).run(call),
     }
 }
 
@@ -491,7 +518,7 @@ impl SimulatedWorkers {
 
     /// Lets a worker run one call of each shard.
     ///
-    /// Returns false without a call, or without such a worker.
+    /// Returns false if there was no call, or no worker of this number.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.workers.get_mut(worker).is_some_and(WorkerState::turn)
     }
@@ -506,7 +533,7 @@ struct Futures {
     /// Whether any future was added since the last poll.
     started: bool,
     /// Whether any future may belong to a closed connection.
-    abandoned: bool,
+    may_have_orphans: bool,
     recent: Rc<RecentProcedures>,
 }
 
@@ -515,15 +542,15 @@ struct HandlerFuture {
     task: Option<Task>,
     origin: Arc<DeferredOrigin>,
     /// Index of the procedure's entry in the services.
-    entry: usize,
-    /// Procedures whose futures were polled, by bits; see [`RecentProcedures`].
+    procedure_index: usize,
+    /// A bit set of the procedures whose futures were polled; see [`RecentProcedures`].
     recent: Rc<RecentProcedures>,
 }
 
-/// A future that has panicked: its connection, the entry of its procedure, and the text.
+/// A future that has panicked: its connection, the index of its procedure, and the text.
 pub(super) struct Panicked {
     pub(super) origin: Arc<DeferredOrigin>,
-    pub(super) entry: usize,
+    pub(super) procedure_index: usize,
     pub(super) text: Box<str>,
 }
 
@@ -541,7 +568,7 @@ impl Future for HandlerFuture {
     type Output = Option<Panicked>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Self::Output> {
-        self.recent.add(self.entry);
+        self.recent.add(self.procedure_index);
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
         // A panic ends the future, which drops its call.
         let panic = match catch_panic(|| task.as_mut().poll(context)) {
@@ -550,7 +577,8 @@ impl Future for HandlerFuture {
             Err(panic) => Some(panic),
         };
         let dropped = self.end();
-        let panicked = |text| Panicked { origin: Arc::clone(&self.origin), entry: self.entry, text };
+        let panicked =
+            |text| Panicked { origin: Arc::clone(&self.origin), procedure_index: self.procedure_index, text };
         Poll::Ready(panic.or(dropped.err()).map(panicked))
     }
 }
@@ -567,23 +595,23 @@ impl Futures {
     pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
         let wake_flag = Arc::new(WakeFlag::new(signal));
         let waker = Arc::clone(&wake_flag).into();
-        Self { all: FuturesUnordered::new(), wake_flag, waker, started: false, abandoned: false, recent }
+        Self { all: FuturesUnordered::new(), wake_flag, waker, started: false, may_have_orphans: false, recent }
     }
 
     /// Adds a future, polled in this turn or the next.
-    pub(super) fn start(&mut self, task: Task, origin: &Arc<DeferredOrigin>, entry: usize) {
+    pub(super) fn start(&mut self, task: Task, origin: &Arc<DeferredOrigin>, procedure_index: usize) {
         self.all.push(HandlerFuture {
             task: Some(task),
             origin: Arc::clone(origin),
-            entry,
+            procedure_index,
             recent: Rc::clone(&self.recent),
         });
         self.started = true;
     }
 
     /// Lets the next poll drop the futures of closed connections.
-    pub(super) fn abandon(&mut self) {
-        self.abandoned |= !self.all.is_empty();
+    pub(super) fn orphan(&mut self) {
+        self.may_have_orphans |= !self.all.is_empty();
     }
 
     /// Polls woken futures; returns the number that ended. `panicked` gets those that panicked.
@@ -593,19 +621,20 @@ impl Futures {
         }
         // All three are read before the test, because each is reported once.
         let started = std::mem::take(&mut self.started);
-        let abandoned = std::mem::take(&mut self.abandoned);
-        if !(self.wake_flag.take() | started | abandoned) {
+        let may_have_orphans = std::mem::take(&mut self.may_have_orphans);
+        if !(self.wake_flag.take() | started | may_have_orphans) {
             return 0;
         }
         let before = self.all.len();
-        if abandoned {
+        if may_have_orphans {
             let all = std::mem::take(&mut self.all);
             let if_open = |mut future: HandlerFuture| {
                 if !future.origin.is_closed() {
                     return Some(future);
                 }
                 if let Err(text) = future.end() {
-                    panicked(Panicked { origin: Arc::clone(&future.origin), entry: future.entry, text });
+                    let HandlerFuture { origin, procedure_index, .. } = &future;
+                    panicked(Panicked { origin: Arc::clone(origin), procedure_index: *procedure_index, text });
                 }
                 None
             };
@@ -613,7 +642,9 @@ impl Futures {
         }
         let mut context = task::Context::from_waker(&self.waker);
         while let Poll::Ready(Some(panic)) = self.all.poll_next_unpin(&mut context) {
-            panic.into_iter().for_each(&mut panicked);
+            if let Some(panic) = panic {
+                panicked(panic);
+            }
         }
         before - self.all.len()
     }
@@ -742,14 +773,14 @@ impl PendingCalls {
     }
 
     /// Starts the future of a deferred call.
-    pub(super) fn start_future(&mut self, task: Task, origin: &Arc<DeferredOrigin>, entry: usize) {
+    pub(super) fn start_future(&mut self, task: Task, origin: &Arc<DeferredOrigin>, procedure_index: usize) {
         self.count += 1;
-        self.futures.start(task, origin, entry);
+        self.futures.start(task, origin, procedure_index);
     }
 
     /// Ends the futures of closed connections.
-    pub(super) fn abandon_futures(&mut self) {
-        self.futures.abandon();
+    pub(super) fn orphan_futures(&mut self) {
+        self.futures.orphan();
     }
 
     /// Polls woken futures; returns the number that ended. `panicked` gets those that panicked.

@@ -221,7 +221,7 @@ fn deferred_calls_return_once_and_waiting_ones_follow() {
     drop(taken.next().expect("the first"));
     assert_eq!(fixture.responder.collect(&mut fixture.cx), 2);
     assert_eq!((fixture.cx.stats.calls_dropped, fixture.cx.stats.calls_failed), (1, 1));
-    // The shard collects other deferred calls when it answers one at once.
+    // The shard collects other deferred calls when it answers one immediately.
     let mut conn = fixture.cx.conns.take_slot(0).expect("present");
     assert_eq!(fixture.take_sent_xids(&mut conn), [2, 1], "in the order of their return");
     fixture.held.try_iter().for_each(|call| call.answer(Ok(())));
@@ -252,7 +252,7 @@ fn a_peer_that_receives_nothing_is_disconnected_while_others_have_deferred_calls
     fixture.cx.clock = Clock::simulated(&time);
     for _ in 0..20 {
         time.advance(Duration::from_secs(1));
-        checks.control(&mut fixture.cx);
+        checks.run_checks(&mut fixture.cx);
         fixture.responder.continue_waiting(&mut fixture.cx);
     }
     assert_eq!(fixture.cx.stats.peers_stalled, 1, "the peer is disconnected after `timeouts.progress`");
@@ -369,7 +369,7 @@ fn a_connection_beyond_its_quota_delays_no_other() {
     let mut other = open_conn(1, true);
     fixture.serve_in_spare(&mut other, 100);
     assert!(!other.served.awaits_completions(), "the other connection holds no buffers yet");
-    assert!(conn.served.count_memory_holders(&conn.proto, false) + conn.sends.under_way() as usize > 1);
+    assert!(conn.served.count_memory_holders(&conn.proto, false) + conn.sends.outstanding() as usize > 1);
     assert_eq!(fixture.responder.admission.queue.len(), 1);
     fixture.cx.conns.insert(conn);
     let reported = |fixture: &mut ResponderFixture| {
@@ -458,17 +458,17 @@ fn a_closed_connection_leaves_no_reservation() {
     let mut conn = open_conn(0, true);
     let held = fixture.empty_pool();
     fixture.serve_in_spare(&mut conn, 1);
-    assert!(fixture.cx.memory.has_reserved_sizes());
+    assert!(fixture.cx.memory.has_withheld_sizes());
     drop(held);
     fixture.responder.end_connection_calls(&mut fixture.cx, &mut conn);
     assert!(fixture.responder.has_waiting_work(), "the next turn releases the size");
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 0);
-    assert!(!fixture.cx.memory.has_reserved_sizes() && !fixture.responder.has_waiting_work());
+    assert!(!fixture.cx.memory.has_withheld_sizes() && !fixture.responder.has_waiting_work());
 }
 
 /// The time limit starts anew for each call, even if others have waited for the same buffers.
 #[test]
-fn a_call_without_a_prospect_of_buffers_is_refused_after_a_second() {
+fn an_unservable_call_is_refused_after_a_second() {
     let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());
     fixture.cx.clock = Clock::simulated(&time);
     let (mut closing, mut open) = (open_conn(0, true), open_conn(1, true));
@@ -507,7 +507,7 @@ fn unservable_calls_of_a_connection_are_refused_in_the_same_second() {
         time.advance(Duration::from_millis(millis));
         fixture.responder.control(&mut fixture.cx, false);
         fixture.responder.continue_waiting(&mut fixture.cx);
-        // A refusal that is being sent counts as a prospect of memory.
+        // While a refusal is being sent, its connection may still free memory.
         let mut conn = fixture.cx.conns.take_slot(0).expect("present");
         fixture.take_sent_xids(&mut conn);
         fixture.cx.conns.insert(conn);
@@ -538,7 +538,7 @@ fn short_replies_do_not_use_bulk_memory() {
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 1);
 }
 
-/// Deferred calls hold reply buffers, so that there is a prospect of freed ones.
+/// Deferred calls hold reply buffers, so that some are likely to be freed.
 #[test]
 fn bulk_calls_without_a_reply_buffer_wait_for_deferred_calls() {
     let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());
@@ -653,7 +653,7 @@ fn a_call_that_needs_many_buffers_is_only_overtaken_outside_its_reservation() {
 
 /// Calls of a host whose buffers do not become free would otherwise delay those of others for a second in every five.
 #[test]
-fn reservations_in_vain_become_rarer_for_their_host_only() {
+fn reservations_of_calls_that_do_not_start_become_rarer_for_their_host_only() {
     let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());
     fixture.cx.clock = Clock::simulated(&time);
     let mut held = vec![fixture.cx.memory.pool.alloc(40_000).expect("one of four")];
@@ -668,7 +668,7 @@ fn reservations_in_vain_become_rarer_for_their_host_only() {
         let has_reservation = |_| {
             time.advance(Duration::from_secs(1));
             fixture.responder.continue_waiting(&mut fixture.cx);
-            usize::from(fixture.cx.memory.has_reserved_sizes())
+            usize::from(fixture.cx.memory.has_withheld_sizes())
         };
         (0..seconds).map(has_reservation).sum::<usize>()
     };
@@ -677,7 +677,7 @@ fn reservations_in_vain_become_rarer_for_their_host_only() {
     wait_for_four(&mut fixture, 1, "192.0.2.1:8");
     assert_eq!(seconds_with_reservation(&mut fixture, 5), 0, "other connections of the host pause, too");
     wait_for_four(&mut fixture, 2, "192.0.2.2:7");
-    assert!(fixture.cx.memory.has_reserved_sizes(), "the call of another host has a reservation at once");
+    assert!(fixture.cx.memory.has_withheld_sizes(), "the call of another host has a reservation immediately");
     held.clear();
     assert!(fixture.responder.continue_waiting(&mut fixture.cx) > 0, "buffers for the first call are free");
 }
@@ -734,7 +734,7 @@ fn a_call_starts_without_a_reservation_when_enough_buffers_are_free() {
         assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 0);
     }
     assert!(
-        !fixture.cx.memory.has_reserved_sizes() && fixture.responder.admission.queue.len() == 2,
+        !fixture.cx.memory.has_withheld_sizes() && fixture.responder.admission.queue.len() == 2,
         "the reservation has ended"
     );
     held.pop();
@@ -784,7 +784,7 @@ fn short_replies_do_not_use_reserved_sizes() {
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
     let mut held = fixture.empty_pool();
     fixture.serve_in_spare(&mut first, 1);
-    assert!(fixture.cx.memory.is_size_reserved(512));
+    assert!(fixture.cx.memory.is_size_withheld(512));
     held.clear();
     fixture.serve_in_spare(&mut later, 2);
     assert_eq!((fixture.responder.admission.queue.len(), fixture.take_sent_xids(&mut later)), (2, vec![]));
@@ -808,7 +808,7 @@ fn a_call_that_lacks_one_of_two_sizes_reserves_both_for_a_second() {
         held.swap_remove(at);
         fixture.responder.continue_waiting(&mut fixture.cx)
     };
-    let reserved = |fixture: &ResponderFixture| [512, 65536].map(|len| fixture.cx.memory.is_size_reserved(len));
+    let reserved = |fixture: &ResponderFixture| [512, 65536].map(|len| fixture.cx.memory.is_size_withheld(len));
     assert_eq!(reserved(&fixture), [false, true], "the call waits for the longer size");
     assert_eq!((free_one(&mut fixture, 65536), reserved(&fixture)), (0, [true, true]));
     time.advance(Duration::from_millis(999));

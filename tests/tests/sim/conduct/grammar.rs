@@ -10,7 +10,7 @@ use crate::device::FabricKind;
 /// A peer's behaviour over time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Conduct {
-    /// Meets all obligations at once.
+    /// Meets all obligations immediately.
     Fast,
     /// Meets all obligations, but moves only this number of bytes per second in each direction.
     Rate(u64),

@@ -137,7 +137,7 @@ impl World {
             c.timeouts.progress = PROGRESS;
             c.limits.min_rate = MIN_RATE;
         });
-        // Without a linger time, the fabric drops unread data of a closed peer at once. Such data may be an endless
+        // Without a linger time, the fabric drops unread data of a closed peer immediately. Such data may be an endless
         // series of records.
         let fabric = kind.open_without_chaos(Duration::ZERO, config.iwarp(), seed);
         let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");

@@ -46,7 +46,7 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn connect(address: &Address, version: Version, chunk: usize) -> Self {
         // Disables the fabric's time limits, which do not use simulated time. Without a linger time, a peer that stops
-        // receiving notices the end of its connection at once.
+        // receiving notices the end of its connection immediately.
         let config = SoftwareConfig {
             linger: Duration::ZERO,
             handshake_timeout: HOUR,

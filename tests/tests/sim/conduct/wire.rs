@@ -69,7 +69,7 @@ impl Wire {
         }
     }
 
-    /// Number of bytes that are sent or received at once: 1 on a stream, the length of a long message on a ring.
+    /// Number of bytes that are sent or received in one step: 1 on a stream, the length of a long message on a ring.
     pub(super) fn unit(&self) -> f64 {
         match self {
             Self::Endpoint(_) => 1.0,

@@ -102,7 +102,7 @@ fn isolation(context: &CheckContext) -> Result<Verdict, ReadError> {
     Ok(Verdict::fault(context.core_severity(), observed, isolation_fix(context)))
 }
 
-/// Returns the fix that isolates the given cores: at once with control groups version 2, else from the next boot.
+/// Returns the fix that isolates the given cores: immediately with control groups version 2, else from the next boot.
 fn isolation_fix(context: &CheckContext) -> String {
     let Some(cores) = &context.server().cores else {
         return "# name the cores: rpcrdma doctor --cores LIST; rpcrdma topo --cores N proposes some".to_owned();

@@ -10,10 +10,10 @@ use crate::tree::{ReadError, if_exists};
 pub(super) const SHARD_BYTES: u64 = 64 << 20;
 /// Memory of the rest of a server, in bytes.
 const PROCESS_BYTES: u64 = 64 << 20;
-/// File descriptors of one shard. With the default configuration it serves about 70 connections at full credits, of up
-/// to 4 descriptors each.
+/// File descriptors of one shard, the usual default limit of a process. It suffices for the default configuration,
+/// which serves about 70 connections at full credits, with up to 4 descriptors each.
 const SHARD_DESCRIPTORS: u64 = 1024;
-/// The kernel's default number of mappings. The software fabric uses at most half of the limit.
+/// The kernel's default limit of mappings per process. The software fabric uses at most half of it.
 const MAPPINGS: u64 = 65530;
 
 checks! {
@@ -27,7 +27,7 @@ checks! {
         wanted "vm.max_map_count of at least 65530",
         why "each area that a peer of the software fabric shares takes a mapping, up to half of the limit";
     "memory-limit", Memory: memory_limit,
-        wanted "no memory limit below 64 MiB per shard plus 64 MiB in the process's control groups",
+        wanted "memory limits of at least 64 MiB plus 64 MiB per shard in the process's control groups",
         why "all buffers are touched at the start, and beyond the limit the kernel kills the process";
     "descriptors", Network on Soft Iwarp: descriptors,
         wanted "1024 open files per shard (RLIMIT_NOFILE)",
@@ -36,12 +36,14 @@ checks! {
 }
 
 /// Returns the command that raises a limit of the shell: `ulimit` if permitted, otherwise prlimit as root.
-fn raise(context: &CheckContext, limit: Limit, wanted: u64, ulimit: &str, prlimit: &str) -> String {
+///
+/// The two commands call the limit `shell_option` and `resource`.
+fn raise(context: &CheckContext, limit: Limit, wanted: u64, shell_option: &str, resource: &str) -> String {
     let value = if wanted == u64::MAX { "unlimited".to_owned() } else { wanted.to_string() };
     if limit.hard >= wanted || context.process().is_root() {
-        return format!("ulimit {ulimit} {value}");
+        return format!("ulimit {shell_option} {value}");
     }
-    context.as_root(&format!("prlimit --pid $$ --{prlimit}={value}:{value}"))
+    context.as_root(&format!("prlimit --pid $$ --{resource}={value}:{value}"))
 }
 
 fn limit_text(limit: u64) -> String {

@@ -119,7 +119,7 @@ fn halt_poll(context: &CheckContext) -> Result<Verdict, ReadError> {
         None => context.write("200000", &[HALT_POLL.to_owned()]),
         Some(_) => context.write("n/a", &halting.iter().map(|&core| resume_latency(core)).collect::<Vec<_>>()),
     };
-    Ok(Verdict::fault(context.core_severity(), "virtual cores halt at once: guest_halt_poll_ns is 0", fix))
+    Ok(Verdict::fault(context.core_severity(), "virtual cores halt immediately: guest_halt_poll_ns is 0", fix))
 }
 
 fn clock(context: &CheckContext) -> Result<Verdict, ReadError> {

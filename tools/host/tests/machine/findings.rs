@@ -61,7 +61,7 @@ fn wake_up_latency_depends_on_c_states_qos_bounds_and_halt_polling() {
     let polls = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
     machine.file("/sys/devices/system/cpu/cpuidle/current_driver", "haltpoll\n").file(polls, "0\n");
     let fix = Some(format!("echo 200000 | sudo tee {polls}"));
-    assert_eq!(halt_poll(), (Status::Note, "virtual cores halt at once: guest_halt_poll_ns is 0".into(), fix));
+    assert_eq!(halt_poll(), (Status::Note, "virtual cores halt immediately: guest_halt_poll_ns is 0".into(), fix));
     machine.file(polls, "200000\n");
     assert_eq!(halt_poll(), (Status::Ok, "virtual cores poll for up to 200 us".into(), None));
     machine.file(polls, "0\n");
@@ -202,7 +202,7 @@ fn every_check_has_a_finding_if_any_file_is_missing_or_malformed() {
             (fs::read(machine.path(&path)).expect("a file"), fs::metadata(machine.path(&path)).expect("a mode"));
         machine.remove(&path);
         run(&format!("without {path}"));
-        machine.folder(&path);
+        machine.directory(&path);
         run(&format!("{path} cannot be read"));
         machine.remove(&path);
         for nonsense in [&b""[..], b"-1\n", b"99999999999999999999999\n", b"\xff\xfe: \x00\na b c d e f g h\na b\n"] {
@@ -225,7 +225,7 @@ fn checks_do_not_pass_if_their_deciding_file_is_unreadable() {
         let differs = |path: &String| fs::read(machine.path(path)).ok() != fs::read(good.path(path)).ok();
         for path in machine.files().iter().filter(|path| differs(path)) {
             let text = fs::read(machine.path(path)).expect("a file");
-            machine.remove(path).folder(path);
+            machine.remove(path).directory(path);
             let found = machine.finding(fault.check, fault.fabric, Some(fault.cores));
             if found.status == Status::Ok {
                 passed.push(format!("{}, which cannot read {path}: {}", fault.check, found.observed));

@@ -13,8 +13,8 @@ fn apply(machine: &Machine, fix: &str) {
     let root = machine.path("/");
     let root = root.to_str().expect("a path of text").trim_end_matches('/');
     let mut local = fix.to_owned();
-    for folder in ["/dev/", "/proc/", "/sys/"] {
-        local = local.replace(&format!(" {folder}"), &format!(" {root}{folder}"));
+    for directory in ["/dev/", "/proc/", "/sys/"] {
+        local = local.replace(&format!(" {directory}"), &format!(" {root}{directory}"));
     }
     let shell = format!(
         "set -e\nsudo() {{ \"$@\"; }}\n\

@@ -10,23 +10,23 @@ use tempfile::TempDir;
 
 /// A machine in a temporary directory, which is deleted on drop.
 pub(crate) struct Machine {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Machine {
     /// Creates a machine without files.
     pub(crate) fn empty() -> Self {
         // A machine has hundreds of files, so they are kept in memory if possible.
-        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
-        Self { folder: folder.expect("a directory") }
+        let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        Self { directory: directory.expect("a directory") }
     }
 
     pub(crate) fn path(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path.trim_start_matches('/'))
+        self.directory.path().join(path.trim_start_matches('/'))
     }
 
     pub(crate) fn tree(&self) -> Tree {
-        Tree::new(self.folder.path())
+        Tree::new(self.directory.path())
     }
 
     /// Writes or replaces a file.
@@ -44,7 +44,7 @@ impl Machine {
         self
     }
 
-    pub(crate) fn folder(&self, path: &str) -> &Self {
+    pub(crate) fn directory(&self, path: &str) -> &Self {
         fs::create_dir_all(self.path(path)).expect("a directory");
         self
     }
@@ -69,15 +69,15 @@ impl Machine {
 
     /// Lists all files, as paths from the root of the machine.
     pub(crate) fn files(&self) -> Vec<String> {
-        let (mut found, mut open) = (Vec::new(), vec![self.folder.path().to_owned()]);
-        while let Some(folder) = open.pop() {
-            for entry in fs::read_dir(folder).expect("a directory").flatten() {
+        let (mut found, mut open) = (Vec::new(), vec![self.directory.path().to_owned()]);
+        while let Some(directory) = open.pop() {
+            for entry in fs::read_dir(directory).expect("a directory").flatten() {
                 let kind = entry.file_type().expect("a type");
                 if kind.is_dir() {
                     open.push(entry.path());
                 } else if kind.is_file() {
                     let path = entry.path();
-                    let path = path.strip_prefix(self.folder.path()).expect("below the root");
+                    let path = path.strip_prefix(self.directory.path()).expect("below the root");
                     found.push(format!("/{}", path.display()));
                 }
             }
@@ -112,21 +112,21 @@ pub(crate) fn list(text: &str) -> CoreList {
 
 /// Adds a core with its caches. `siblings` lists the threads of its physical core.
 pub(crate) fn add_core(machine: &Machine, id: usize, package: usize, siblings: &str) {
-    let folder = format!("/sys/devices/system/cpu/cpu{id}");
-    machine.file(&format!("{folder}/topology/thread_siblings_list"), format!("{siblings}\n"));
-    machine.file(&format!("{folder}/topology/physical_package_id"), format!("{package}\n"));
+    let directory = format!("/sys/devices/system/cpu/cpu{id}");
+    machine.file(&format!("{directory}/topology/thread_siblings_list"), format!("{siblings}\n"));
+    machine.file(&format!("{directory}/topology/physical_package_id"), format!("{package}\n"));
     for (index, level, kind, size) in [(0, 1, "Data", "32K"), (1, 1, "Instruction", "32K"), (2, 2, "Unified", "1024K")]
     {
-        let cache = format!("{folder}/cache/index{index}");
+        let cache = format!("{directory}/cache/index{index}");
         machine
             .file(&format!("{cache}/level"), format!("{level}\n"))
             .file(&format!("{cache}/type"), format!("{kind}\n"));
         machine.file(&format!("{cache}/size"), format!("{size}\n"));
         machine.file(&format!("{cache}/shared_cpu_list"), format!("{siblings}\n"));
     }
-    machine.file(&format!("{folder}/cpufreq/scaling_governor"), "performance\n");
+    machine.file(&format!("{directory}/cpufreq/scaling_governor"), "performance\n");
     for (state, name, latency) in [(0, "POLL", 0), (1, "C1", 2), (2, "C6", 133)] {
-        let idle = format!("{folder}/cpuidle/state{state}");
+        let idle = format!("{directory}/cpuidle/state{state}");
         machine
             .file(&format!("{idle}/name"), format!("{name}\n"))
             .file(&format!("{idle}/latency"), format!("{latency}\n"));
@@ -135,18 +135,18 @@ pub(crate) fn add_core(machine: &Machine, id: usize, package: usize, siblings: &
 }
 
 pub(crate) fn add_node(machine: &Machine, id: usize, cores: &str, distances: &str) {
-    let folder = format!("/sys/devices/system/node/node{id}");
-    machine.file(&format!("{folder}/cpulist"), format!("{cores}\n"));
-    machine.file(&format!("{folder}/distance"), format!("{distances}\n"));
-    machine.file(&format!("{folder}/meminfo"), format!("Node {id} MemTotal:       65536000 kB\n"));
-    write_hugepages(machine, &format!("{folder}/hugepages"), 512, 512);
+    let directory = format!("/sys/devices/system/node/node{id}");
+    machine.file(&format!("{directory}/cpulist"), format!("{cores}\n"));
+    machine.file(&format!("{directory}/distance"), format!("{distances}\n"));
+    machine.file(&format!("{directory}/meminfo"), format!("Node {id} MemTotal:       65536000 kB\n"));
+    write_hugepages(machine, &format!("{directory}/hugepages"), 512, 512);
 }
 
-pub(crate) fn write_hugepages(machine: &Machine, folder: &str, reserved: u64, free: u64) {
-    machine.file(&format!("{folder}/hugepages-2048kB/nr_hugepages"), format!("{reserved}\n"));
-    machine.file(&format!("{folder}/hugepages-2048kB/free_hugepages"), format!("{free}\n"));
-    machine.file(&format!("{folder}/hugepages-1048576kB/nr_hugepages"), "0\n");
-    machine.file(&format!("{folder}/hugepages-1048576kB/free_hugepages"), "0\n");
+pub(crate) fn write_hugepages(machine: &Machine, directory: &str, reserved: u64, free: u64) {
+    machine.file(&format!("{directory}/hugepages-2048kB/nr_hugepages"), format!("{reserved}\n"));
+    machine.file(&format!("{directory}/hugepages-2048kB/free_hugepages"), format!("{free}\n"));
+    machine.file(&format!("{directory}/hugepages-1048576kB/nr_hugepages"), "0\n");
+    machine.file(&format!("{directory}/hugepages-1048576kB/free_hugepages"), "0\n");
 }
 
 /// Adds the files that all machines have: a process of root, its limits, and kernel settings.
@@ -269,7 +269,7 @@ pub(crate) fn server() -> Machine {
     machine.file("/sys/devices/virtual/workqueue/cpumask", "f1f1\n");
     for (irq, cores) in [(24, "0"), (25, "4-7"), (90, "1")] {
         machine.file(&format!("/proc/irq/{irq}/smp_affinity_list"), format!("{cores}\n"));
-        machine.folder(&format!("/proc/irq/{irq}/handler"));
+        machine.directory(&format!("/proc/irq/{irq}/handler"));
     }
     // Interrupt 26 has no handler.
     machine.file("/proc/irq/26/smp_affinity_list", "0-15\n");
@@ -305,7 +305,7 @@ pub(crate) fn laptop() -> Machine {
         .file("/proc/swaps", "Filename\tType\tSize\tUsed\tPriority\n/dev/nvme0n1p3\tpartition\t8388604\t0\t-2\n")
         .file("/sys/devices/virtual/workqueue/cpumask", "f\n")
         .file("/proc/irq/24/smp_affinity_list", "0-3\n")
-        .folder("/proc/irq/24/handler")
+        .directory("/proc/irq/24/handler")
         .file("/proc/700/comm", "irqbalance\n");
     machine
 }

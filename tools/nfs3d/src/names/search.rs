@@ -29,7 +29,7 @@ const TIME_PER_CALL: Duration = Duration::from_millis(100);
 const NAMES_PER_PASS: u64 = 1 << 32;
 /// Minimum pause between passes. A pause lasts at least as long as the last pass took.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// Limit of files that are searched for at once.
+/// Limit of files that are searched for together.
 const MAX_WANTED: usize = 1 << 16;
 /// A file is absent if this many passes in a row have not listed it, even if directories changed during each of them.
 /// Without this limit, a client would never learn of a removed file if the tree changes all the time.
@@ -252,7 +252,9 @@ impl Search {
             Err(error) if is_absence(error) => return Ok(()),
             Err(error) => {
                 // The next call retries the subdirectory.
-                self.frames.last_mut().into_iter().for_each(|frame| frame.subdirs.push(name.clone()));
+                if let Some(frame) = self.frames.last_mut() {
+                    frame.subdirs.push(name.clone());
+                }
                 return Err(error);
             }
             Ok(opened) => opened,
@@ -327,8 +329,8 @@ impl Search {
             if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
                 frame.subdirs.push(name.into());
             }
-            // This call follows the name of its own inode at once. Any other inode may move before a call follows its
-            // name, so this pass does not decide about it.
+            // This call follows the name of its own inode immediately. Any other inode may move before a call follows
+            // its name, so this pass does not decide about it.
             let is_wanted = ino == wanted || lock(&names.wanted).remove(&ino).is_some();
             let mut links = lock(&names.known);
             if !is_wanted {

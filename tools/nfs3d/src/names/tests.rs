@@ -82,7 +82,11 @@ fn a_chain_of_directories_is_searched_in_linear_time() {
     assert_eq!(find(&names, identity).0, Err(Nfsstat3::ErrStale));
     let search = lock(&names.search);
     assert_eq!((search.begun, search.visited), (1, DEPTH as u64));
-    assert_eq!(search.opened, 2 * (DEPTH as u64 + 1), "each directory is opened once on the way down and once on the way up");
+    assert_eq!(
+        search.opened,
+        2 * (DEPTH as u64 + 1),
+        "each directory is opened once on the way down and once on the way up"
+    );
     drop(search);
     unnest(directory.path());
 }
@@ -237,7 +241,7 @@ fn a_removed_file_becomes_stale_in_a_tree_that_changes_all_the_time() {
 
 /// File systems give the inode number of a removed file to a new one.
 #[test]
-fn a_handle_is_stale_at_once_if_its_inode_number_belongs_to_a_later_file() {
+fn a_handle_is_stale_immediately_if_its_inode_number_belongs_to_a_later_file() {
     let (names, directory) = export();
     let file = directory.path().join("file");
     fs::write(&file, "").expect("a file");

@@ -110,7 +110,7 @@ fn a_key_with_a_second_name_is_refused() {
     set_mode(&key, 0o600);
     fs::hard_link(&key, export.join("link")).expect("a link");
     let mut server = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
-    // The port is in use, so a server that accepts the key ends at once.
+    // The port is in use, so a server that accepts the key ends immediately.
     let port = std::net::TcpListener::bind("[::]:0").expect("a port");
     server.arg(&export).args(["--mount-port", &port.local_addr().expect("an address").port().to_string()]);
     let output = server.arg("--key").arg(&key).stdin(Stdio::null()).output().expect("it runs");
@@ -131,7 +131,7 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     // Returns the error of a server with this key, or nothing if the server accepts the key.
     let start_error = |name: &Path| {
         let mut server = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
-        // The port is in use, so a server that accepts the key ends at once.
+        // The port is in use, so a server that accepts the key ends immediately.
         let port = std::net::TcpListener::bind("[::]:0").expect("a port");
         server.arg(&export).args(["--mount-port", &port.local_addr().expect("an address").port().to_string()]);
         let output = server.arg("--key").arg(name).stdin(Stdio::null()).output().expect("it runs");

@@ -102,9 +102,9 @@ fn calls_are_retried_while_the_server_is_busy() {
         let errors = text(&output.stderr);
         assert!(output.status.success(), "{errors}");
         for procedure in procedures {
-            let said = format!("nfs3c: {procedure} of ");
+            let start = format!("nfs3c: {procedure} of ");
             let line =
-                errors.lines().find(|line| line.starts_with(&said)).unwrap_or_else(|| panic!("{said}: {errors}"));
+                errors.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{start}: {errors}"));
             assert!(line.contains("NFS3ERR_JUKEBOX") && line.contains("trying again"), "{line}");
         }
     }

@@ -230,7 +230,7 @@ fn a_file_is_stale_once_its_last_name_is_removed() {
     assert_eq!(nfs.read(&file, 0, 1).unwrap_err(), Nfsstat3::ErrStale);
     assert_eq!(status(nfs.write(&file, 0, b"x", StableHow::Unstable)), Nfsstat3::ErrStale);
     assert_eq!(status(nfs.remove(&dir, "two")), Nfsstat3::ErrNoent);
-    // The inode number may be reused at once, but the old handle stays stale.
+    // The inode number may be reused immediately, but the old handle stays stale.
     for n in 0..20 {
         let new = nfs.make(&root, &format!("new-{n}"));
         assert_ne!(new, file);

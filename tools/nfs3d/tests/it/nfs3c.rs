@@ -342,12 +342,12 @@ fn errors_name_the_call_the_path_and_the_cause() {
     std::fs::create_dir(nfsd.path().join("directory")).unwrap();
     let long = "n".repeat(256);
     for (command, words) in [
-        (&["get", "absent", "/dev/null"][..], "LOOKUP of \"absent\" in absent: NFS3ERR_NOENT: No such file"),
+        (&["get", "absent", "/dev/null"][..], "LOOKUP of \"absent\" in \"absent\": NFS3ERR_NOENT: No such file"),
         (&["stat", "file/below"], "NFS3ERR_NOTDIR"),
         (&["ls", "file"], "READDIRPLUS of \"file\": NFS3ERR_NOTDIR"),
         (&["get", "directory", "/dev/null"], "directory: a directory cannot be copied, only a regular file"),
-        (&["time", "directory"], "READ of directory: NFS3ERR_"),
-        (&["get", "full", "/dev/full"], "READ of full: /dev/full: No space left"),
+        (&["time", "directory"], "READ of \"directory\": NFS3ERR_"),
+        (&["get", "full", "/dev/full"], "READ of \"full\": /dev/full: No space left"),
         (&["put", "/dev/null", &long], "NFS3ERR_NAMETOOLONG: File name too long"),
         (&["put", "/nonexistent", "x"], "/nonexistent: No such file"),
     ] {
@@ -359,7 +359,7 @@ fn errors_name_the_call_the_path_and_the_cause() {
         .output()
         .expect("it runs");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.contains("MOUNT of /elsewhere") && errors.contains("MNT3ERR_NOENT"), "{errors}");
+    assert!(errors.contains("MOUNT of \"/elsewhere\"") && errors.contains("MNT3ERR_NOENT"), "{errors}");
 }
 
 #[test]

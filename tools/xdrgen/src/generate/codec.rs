@@ -6,7 +6,7 @@ use quote::quote;
 use super::model::{Facts, Model, encodes_itself};
 use crate::schema::{Field, Form, Type};
 
-/// Maximum words that are decoded or encoded at once.
+/// Maximum words that are decoded or encoded together.
 const MAX_RUN: usize = 32;
 
 /// A value to encode: an expression for its place, or for a reference to it.
@@ -140,7 +140,7 @@ impl Model {
     }
 }
 
-/// Consecutive fields that are decoded or encoded at once, or one field.
+/// Consecutive fields that are decoded or encoded together, or one field.
 pub(super) struct FieldRun<'s> {
     /// Index of the first field.
     pub(super) at: usize,

@@ -67,34 +67,38 @@ impl Options {
 /// | XDR | Rust |
 /// |---|---|
 /// | `enum`, `struct` | the same |
-/// | `union` | an enum with a variant for each case; `Default` holds the discriminant, which must not be a case |
+/// | `union` | an enum with a variant for each case; the variant `Default` holds a discriminant that is not a case |
 /// | `union` of `bool` whose FALSE or default arm is `void` | [`Option`] |
 /// | `typedef` of `opaque<>`, `string<>` or `T<>` | a struct around it, which enforces the bound |
 /// | any other `typedef` | an alias |
 ///
 /// A typedef is the same Rust type wherever it is used: as a field, arm, element, argument or result. A union that is
-/// an [`Option`] of `opaque<>`, `string<>` or `T<>` without a typedef is a struct around it. An alias cannot contain
-/// itself in Rust. Where only typedefs and such unions contain each other, one of them is a struct around its content.
+/// an [`Option`] of `opaque<>`, `string<>` or `T<>` without a typedef is a struct around it. If typedefs and these
+/// unions form a cycle without a struct, one of them becomes a struct, because a Rust alias cannot be recursive.
 ///
 /// Basic types are those of `rpcrdma-xdr`. All types are `Copy`, because they borrow from the message. A union whose
-/// cases are all values of its discriminant has no `Default`. Encoding a `Default` with the discriminant of another arm
-/// fails.
+/// cases cover all values of its discriminant has no variant `Default`. Encoding the variant `Default` with the
+/// discriminant of a case fails.
 ///
-/// The method `name` of an enum returns the value's name in the specification. A union on an enum is a result if it has
-/// one case, of value 0, and a default arm. Then `into_result` returns the content of the case or the discriminant, and
-/// `From` converts a [`Result`] whose error is the content of `Default`.
+/// The method `name` of an enum returns the value's name in the specification. A union over an enum with one case
+/// (value 0) and a default arm is treated like a [`Result`]: `into_result` returns the content of the case, or the
+/// discriminant as error. `From` converts a `Result` to the union; its error is the whole content of `Default`.
 ///
 /// # Programs
 /// A version is a module with a type for each procedure, a trait `Server`, functions `add` and `add_local` to serve it,
-/// and a `Client`. The engine answers the null procedure. With `add_deferred` and `run`, threads of the application can
-/// run the procedures that answer when they return.
+/// and a `Client`. The engine answers the null procedure. With `add_deferred` and `run`, the application's threads can
+/// run those procedures whose handler returns the reply.
 ///
 /// # Names
-/// Types are in `UpperCamelCase`, fields and procedures in `snake_case`, constants in `SCREAMING_SNAKE_CASE`. In
-/// `READ3args`, `args` is a word. A keyword becomes `r#keyword`, or `keyword_` where Rust has no raw form. If two names
-/// would clash, the later one gets a `_`. So do types with names of Rust's prelude, and procedures with names of its
-/// methods. Values of an enum and procedures of a version lose their common prefix, which ends with `_`, with a digit,
-/// or before a `_` of one of the names.
+/// Types are in `UpperCamelCase`, fields and procedures in `snake_case`, constants in `SCREAMING_SNAKE_CASE`.
+/// `READ3args` becomes `Read3Args`, because lower-case letters after capitals and a digit start a word. A keyword
+/// becomes `r#keyword`, or `keyword_` where Rust has no raw form. If two names would clash, the later one gets a `_`.
+/// A `_` is also appended to a type named like an item of Rust's prelude, and to a procedure named like a method of the
+/// prelude's traits, such as `clone`.
+///
+/// Values of an enum and procedures of a version lose their common prefix. It ends with `_` (`STAT_` of `STAT_FAIL` and
+/// `STAT_FINE`), with a digit (`NFS3` of `NFS3_OK` and `NFS3ERR_PERM`), or where one of the names has a `_` (`NFS` of
+/// `NFS_OK` and `NFSERR_PERM`).
 ///
 /// # Panics
 /// A path in `options` is invalid.
@@ -119,7 +123,7 @@ pub fn generate(schema: &Schema, options: &Options) -> String {
     text
 }
 
-/// Adds an empty line before an item, and after each item inside it.
+/// Adds an empty line before an item, and between the items inside it.
 fn add_empty_lines(item: &str) -> String {
     let mut text = String::new();
     let mut before = "";
@@ -145,22 +149,22 @@ fn docs(Name { doc: lines, .. }: &Name, text: &str) -> TokenStream {
     quote!(#(#[doc = #lines])*)
 }
 
-/// Whether rustc accepts `c` in comments: not a control character, nor one that changes the direction of text.
-fn is_plain(c: char) -> bool {
+/// Whether `c` is neither a control character nor one that changes the direction of text, which rustc refuses.
+fn is_allowed_in_comment(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Escapes `line` so that Markdown shows it unchanged.
 fn escaped(line: &str) -> String {
     let mut text = String::new();
-    let digits = line.trim_start_matches(|c: char| c.is_ascii_digit());
+    let after_digits = line.trim_start_matches(|c: char| c.is_ascii_digit());
     for (at, c) in line.char_indices() {
-        let begins_list = at == 0 && matches!(c, '-' | '+' | '=' | '~')
-            || at > 0 && line.len() - at == digits.len() && matches!(c, '.' | ')');
+        let is_after_digits = at > 0 && at == line.len() - after_digits.len();
+        let begins_list = at == 0 && matches!(c, '-' | '+' | '=' | '~') || is_after_digits && matches!(c, '.' | ')');
         if begins_list || matches!(c, '\\' | '[' | ']' | '<' | '>' | '*' | '`' | '#' | '|') {
             text.push('\\');
         }
-        text.push(if is_plain(c) { c } else { ' ' });
+        text.push(if is_allowed_in_comment(c) { c } else { ' ' });
     }
     text
 }

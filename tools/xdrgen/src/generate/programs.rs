@@ -278,8 +278,8 @@ impl<'s> Module<'s> {
     /// Generates `add_deferred` and `run`, with which threads of the application run procedures.
     fn run_and_defer(&self) -> Option<TokenStream> {
         let engine = self.engine;
-        let at_once = |call: &&Call<'_>| matches!(call.procedure.placement.run, Run::Shard | Run::Workers);
-        let calls: Vec<_> = self.calls.iter().filter(at_once).collect();
+        let is_immediate = |call: &&Call<'_>| matches!(call.procedure.placement.run, Run::Shard | Run::Workers);
+        let calls: Vec<_> = self.calls.iter().filter(is_immediate).collect();
         let arms = calls.iter().map(|call| {
             let (number, invoke) = (Literal::u32_unsuffixed(call.procedure.number), invoke(call, &quote!(server)));
             quote!(#number => { #invoke })
@@ -370,7 +370,7 @@ fn arguments(model: &Model, procedure: &Procedure, life: &TokenStream) -> TokenS
     let types: Vec<_> = procedure.arguments.iter().map(|ty| model.argument(ty, life)).collect();
     match &types[..] {
         [one] => one.clone(),
-        several => quote!((#(#several),*)),
+        types => quote!((#(#types),*)),
     }
 }
 

@@ -66,7 +66,7 @@ impl RefusingServer {
         let start = Instant::now();
         while !done(&self.fabric.connections) {
             let reads = self.turn();
-            // Accepted sockets are read at once.
+            // Accepted sockets are read immediately.
             assert!(reads <= 2 * EVENTS as u64, "{what}: {reads} reads in a turn");
             assert!(start.elapsed() < TIMEOUT, "{what}");
         }

@@ -102,7 +102,7 @@ impl Outbound {
         self.buffer.push_fpdu(SegmentHeader { opcode, last, place }, payload, self.crc);
     }
 
-    /// Appends a whole Send message. A short message is copied, so that its buffer returns to its pool at once.
+    /// Appends a whole Send message. A short message is copied, so that its buffer returns to its pool immediately.
     #[inline]
     fn send_message(&mut self, buf: Buf, invalidate: Option<u32>) {
         self.send_msn = self.send_msn.wrapping_add(1);
@@ -214,7 +214,7 @@ impl RdmapStream {
             // A window that the peer has already invalidated is not bound, so the request need not wait.
             Some(WorkRequest::LocalInvalidate { window }) => {
                 let sent = self.outbound.buffer.sent();
-                self.windows.revoke(window.index, ExposedRange::is_free(sent)) == Revoked::Busy
+                self.windows.revoke(window.index, ExposedRange::unused_after(sent)) == Revoked::Busy
             }
             Some(WorkRequest::Write { .. } | WorkRequest::Bind { .. }) => false,
         }

@@ -308,7 +308,7 @@ impl Placement {
             return Ok(None);
         };
         if let Some(stag) = invalidate
-            && windows.revoke_key(stag, ExposedRange::is_free(sent)) != Revoked::Done
+            && windows.revoke_key(stag, ExposedRange::unused_after(sent)) != Revoked::Done
         {
             let what = "a Send with Invalidate names an STag that is not bound or that an RDMA Read uses";
             let receive = Some((buf, Status::RemoteInvalidRequest));

@@ -23,7 +23,7 @@ pub(in crate::iwarp) struct ExposedRange {
     address: u64,
     len: u64,
     access: Access,
-    /// The stream position after the last byte that is sent from this memory.
+    /// Stream position after the last byte queued for sending from this memory.
     pub(super) busy_until: Cell<u64>,
 }
 
@@ -34,17 +34,18 @@ impl ExposedRange {
         Self { mem, address, len: len as u64, access, busy_until: Cell::new(0) }
     }
 
-    /// Returns the check for [`WindowKeys::revoke`], which passes once the stream no longer uses the memory. The stream
-    /// has sent all bytes before position `sent`.
-    pub(super) fn is_free(sent: u64) -> impl FnOnce(u32, u32, &Self) -> bool {
+    /// Returns a predicate for [`WindowKeys::revoke`]: whether the stream no longer uses the memory.
+    ///
+    /// `sent` is the position up to which the stream has sent its bytes.
+    pub(super) fn unused_after(sent: u64) -> impl FnOnce(u32, u32, &Self) -> bool {
         move |_, _, range| range.busy_until.get() <= sent
     }
 
     /// Finds the range of this STag with `len` bytes at `address`, and their offset in its memory.
     ///
     /// # Errors
-    /// The STag, the bounds or the rights do not permit the access. The fault is one of DDP for a Write, whose tagged
-    /// segments DDP places, and one of RDMAP for a Read Request (RFC 5041 §8.2, RFC 5040 §7.1).
+    /// The STag, the bounds or the rights do not permit the access. A Write fails with a DDP error, because DDP places
+    /// tagged segments; a Read Request fails with an RDMAP error (RFC 5041 §8.2, RFC 5040 §7.1).
     pub(super) fn find(
         windows: &Windows,
         stag: u32,

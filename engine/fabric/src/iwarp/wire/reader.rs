@@ -2,7 +2,7 @@
 
 use crc32c::crc32c;
 
-use super::segment::{HEADER, LENGTH, SegmentError, SegmentHeader, fpdu_len, trailer, whole_header};
+use super::segment::{HEADER, LENGTH, SegmentError, SegmentHeader, fpdu_len, trailer_len, whole_header};
 
 /// Splits a connection's input after its [`MpaFrame`](super::MpaFrame) into segments.
 ///
@@ -41,7 +41,7 @@ pub struct SegmentReader {
     reported: usize,
 }
 
-/// The next item of the stream.
+/// A step of reading the stream.
 ///
 /// Each segment yields one [`Segment`](Self::Segment), any number of [`Payload`](Self::Payload)s, and one
 /// [`End`](Self::End).
@@ -66,9 +66,9 @@ impl SegmentReader {
         Self { crc, ..Self::default() }
     }
 
-    /// Returns the next item and consumes its bytes from the input.
+    /// Returns the next step and consumes its bytes from the input.
     ///
-    /// `None` if the whole input is consumed. The reader then keeps the part of it that later items need.
+    /// `None` if the whole input is consumed. The reader then keeps the part of it that later steps need.
     ///
     /// # Errors
     /// The segment is invalid. The stream cannot be read any further.
@@ -93,13 +93,13 @@ impl SegmentReader {
             self.collected.clear();
             self.reported = 0;
             if let Some(fpdu) = fpdu_len_of(input).and_then(|len| input.get(..len)) {
-                return check_crc(fpdu);
+                return check_crc(fpdu).map(|()| true);
             }
         }
         loop {
             let missing = fpdu_len_of(&self.collected).unwrap_or(LENGTH) - self.collected.len();
             if missing == 0 {
-                return check_crc(&self.collected);
+                return check_crc(&self.collected).map(|()| true);
             }
             if input.is_empty() {
                 return Ok(false);
@@ -162,7 +162,8 @@ enum FpduPart {
 /// Splits a stream into its segments, and checks only their headers.
 #[derive(Debug, Default)]
 struct Framer {
-    /// Length and header. A tagged header, which is shorter, may be followed by later bytes.
+    /// Length and header. The array may hold bytes beyond a tagged header, which is shorter; these are not consumed
+    /// from the input.
     header: [u8; HEADER],
     /// Number of received bytes in `header`.
     filled: usize,
@@ -207,11 +208,15 @@ impl Framer {
         let before = self.filled;
         self.filled = HEADER.min(before + input.len());
         self.header[before..self.filled].copy_from_slice(&input[..self.filled - before]);
-        let decoded = SegmentHeader::decode(&self.header[..self.filled]);
-        let used = if let Ok(Some((.., used))) = decoded { used } else { self.filled };
+        let (segment, len, used) = match SegmentHeader::decode(&self.header[..self.filled]) {
+            Ok(Some(decoded)) => decoded,
+            incomplete_or_invalid => {
+                *input = &input[self.filled - before..];
+                return incomplete_or_invalid.map(|_| None);
+            }
+        };
         *input = &input[used - before..];
-        let Some((segment, len, used)) = decoded? else { return Ok(None) };
-        (self.part, self.remaining, self.trailer) = (FpduPart::Payload, len, trailer(used - LENGTH + len));
+        (self.part, self.remaining, self.trailer) = (FpduPart::Payload, len, trailer_len(used - LENGTH + len));
         self.advance_payload(0);
         Ok(Some(ReaderStep::Segment { segment, len }))
     }
@@ -231,9 +236,9 @@ fn fpdu_len_of(bytes: &[u8]) -> Option<usize> {
     bytes.first_chunk().map(|len| fpdu_len(usize::from(u16::from_be_bytes(*len))))
 }
 
-/// Checks the CRC of a complete FPDU. Returns true if it is correct.
-fn check_crc(fpdu: &[u8]) -> Result<bool, SegmentError> {
+/// Checks the CRC of a complete FPDU.
+fn check_crc(fpdu: &[u8]) -> Result<(), SegmentError> {
     let (covered, found) = fpdu.split_last_chunk().expect("an FPDU has a CRC");
     let (found, computed) = (u32::from_le_bytes(*found), crc32c(covered));
-    if found == computed { Ok(true) } else { Err(SegmentError::Crc { found, computed }) }
+    if found == computed { Ok(()) } else { Err(SegmentError::Crc { found, computed }) }
 }

@@ -56,12 +56,12 @@ pub const fn pad(ulpdu: usize) -> usize {
 /// Length of the FPDU with a ULPDU of this length: length field, ULPDU, pad and CRC.
 #[inline]
 pub const fn fpdu_len(ulpdu: usize) -> usize {
-    LENGTH + ulpdu + trailer(ulpdu)
+    LENGTH + ulpdu + trailer_len(ulpdu)
 }
 
 /// Bytes of pad and CRC after a ULPDU of this length.
 #[inline]
-pub(super) const fn trailer(ulpdu: usize) -> usize {
+pub(super) const fn trailer_len(ulpdu: usize) -> usize {
     pad(ulpdu) + CRC
 }
 

@@ -18,7 +18,7 @@ use rdma_sys::{
 };
 use rustix::net::SocketAddrAny;
 
-use super::device::{context_device_name, cookie};
+use super::device::{context_device_name, cookie_ptr};
 use super::queue::QpAttributes;
 use super::{check_errno, check_non_null, set_nonblocking};
 use crate::path::PathConfig;
@@ -26,7 +26,7 @@ use crate::path::PathConfig;
 /// Level and name of `rdma_set_option` options, which the bindings lack.
 const OPTION_TOS: (i32, i32) = (0, 0);
 const OPTION_PATH: (i32, i32) = (1, 1);
-/// One path for all messages in both directions: `IBV_PATH_FLAG_GMP`, `…_PRIMARY`, `…_BIDIRECTIONAL`.
+/// One path for all messages in both directions: `IBV_PATH_FLAG_GMP`, `_PRIMARY`, `_OUTBOUND`, `_INBOUND_REVERSE`.
 const PATH_FOR_ALL: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 
 /// Hop limit of a path: Linux's default for IP packets.
@@ -35,7 +35,7 @@ const HOP_LIMIT: u32 = 64;
 const DEFAULT_PKEY: u16 = 0xFFFF;
 /// The record has one path, which is valid in both directions.
 const REVERSIBLE: u8 = 1 << 7 | 1;
-/// The selector that makes the value beside it exact (InfiniBand Architecture 1.2.1 §15.2.5.16).
+/// The selector "exactly", in the upper two bits of a byte (InfiniBand Architecture 1.2.1 §15.2.5.16).
 const EXACTLY: u8 = 2 << 6;
 /// Packet lifetime: the kernel's value for RoCE, 4.096 µs · 2^16.
 const LIFETIME: u8 = 16;
@@ -84,7 +84,7 @@ pub(crate) struct CmEvent {
     pub(crate) kind: kinds::Type,
     /// A negative error number, or a reject's reason code.
     pub(crate) status: i32,
-    /// The identifier's number.
+    /// The identifier's cookie.
     pub(crate) cookie: usize,
     /// The new identifier of a connect request.
     pub(crate) request: Option<CmId>,
@@ -135,9 +135,15 @@ impl EventChannel {
         let cookie = unsafe { (*raw.id).context }.addr();
         let new_id = NonNull::new(raw.id).filter(|_| kind == kinds::RDMA_CM_EVENT_CONNECT_REQUEST);
         let request = new_id.map(|raw| CmId { raw, channel: Arc::clone(self) });
-        let (private_data, responder_resources, initiator_depth) = (Vec::new(), 0, 0);
-        let mut taken =
-            CmEvent { kind, status: raw.status, cookie, request, private_data, responder_resources, initiator_depth };
+        let mut taken = CmEvent {
+            kind,
+            status: raw.status,
+            cookie,
+            request,
+            private_data: Vec::new(),
+            responder_resources: 0,
+            initiator_depth: 0,
+        };
         if let kinds::RDMA_CM_EVENT_CONNECT_REQUEST
         | kinds::RDMA_CM_EVENT_CONNECT_RESPONSE
         | kinds::RDMA_CM_EVENT_ESTABLISHED
@@ -177,12 +183,12 @@ pub(crate) struct CmId {
 unsafe impl Send for CmId {}
 
 impl CmId {
-    /// Creates an identifier. Its events carry `number`.
-    pub(crate) fn new(channel: &Arc<EventChannel>, number: usize) -> io::Result<Self> {
+    /// Creates an identifier. Its events carry `cookie`.
+    pub(crate) fn new(channel: &Arc<EventChannel>, cookie: usize) -> io::Result<Self> {
         let mut raw = ptr::null_mut();
         let space = rdma_port_space::RDMA_PS_TCP;
         // SAFETY: the channel is open, and `raw` is valid for writes.
-        check_errno(unsafe { rdma_create_id(channel.0.as_ptr(), &raw mut raw, cookie(number), space) })?;
+        check_errno(unsafe { rdma_create_id(channel.0.as_ptr(), &raw mut raw, cookie_ptr(cookie), space) })?;
         Ok(Self { raw: check_non_null(raw)?, channel: Arc::clone(channel) })
     }
 
@@ -190,9 +196,9 @@ impl CmId {
         self.raw.as_ptr()
     }
 
-    /// Changes the identifier's number and event channel.
-    pub(crate) fn adopt(&mut self, channel: &Arc<EventChannel>, number: usize) -> io::Result<()> {
-        self.set_cookie(number);
+    /// Moves the identifier to another event channel, and changes its cookie.
+    pub(crate) fn move_to(&mut self, channel: &Arc<EventChannel>, cookie: usize) -> io::Result<()> {
+        self.set_cookie(cookie);
         if Arc::ptr_eq(channel, &self.channel) {
             return Ok(());
         }
@@ -202,9 +208,9 @@ impl CmId {
         Ok(())
     }
 
-    pub(crate) fn set_cookie(&mut self, number: usize) {
+    pub(crate) fn set_cookie(&mut self, cookie: usize) {
         // SAFETY: the identifier is alive and has no other reference.
-        unsafe { self.raw.as_mut().context = cookie(number) };
+        unsafe { self.raw.as_mut().context = cookie_ptr(cookie) };
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> io::Result<()> {
@@ -354,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_c_decode_as_encoded() {
+    fn c_socket_addresses_round_trip() {
         // SAFETY: all zeroes are a valid value of this struct of integers.
         let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
         assert_eq!(address(&storage), None, "no family");

@@ -191,14 +191,17 @@ impl DeviceContext {
         // SAFETY: the union lies at the start. The call has filled in the member for the code.
         let element = unsafe { event.as_ptr().cast::<ibv_async_event_element_t>().read() };
         let subject = match code {
-            1..=7 | 16 => {
+            // IBV_EVENT_QP_FATAL to IBV_EVENT_PATH_MIG_ERR.
+            1..=7 | AsyncEvent::LAST_RECEIVE_REACHED => {
                 // SAFETY: for these codes the union holds a queue pair.
                 let qp = unsafe { element.qp };
                 // SAFETY: a queue pair is not destroyed before its events are acknowledged, which happens below.
                 unsafe { (*qp).qp_context }.addr()
             }
             // SAFETY: for these codes the union holds a port's number.
-            9..=13 | 17 | 18 => unsafe { element.port_num }.max(0) as usize,
+            // The codes are those from IBV_EVENT_PORT_ACTIVE to IBV_EVENT_SM_CHANGE, IBV_EVENT_CLIENT_REREGISTER and
+            // IBV_EVENT_GID_CHANGE.
+            AsyncEvent::PORT_ACTIVE..=13 | 17 | 18 => unsafe { element.port_num }.max(0) as usize,
             _ => 0,
         };
         // SAFETY: the event was taken above and is acknowledged once.
@@ -220,7 +223,7 @@ fn device_name(device: *mut ibv_device) -> Option<String> {
 
 /// The device name of a context that librdmacm opened.
 pub(super) fn context_device_name(context: *mut ibv_context) -> Option<String> {
-    // SAFETY: librdmacm keeps its contexts open as long as the process runs.
+    // SAFETY: the caller's identifier keeps its device open.
     let context = unsafe { context.as_ref() }?;
     device_name(context.device)
 }
@@ -288,7 +291,7 @@ impl MemoryWindow {
     }
 }
 
-/// Encodes a number as the cookie of a C struct. The pointer is never dereferenced.
-pub(super) fn cookie(number: usize) -> *mut c_void {
-    ptr::without_provenance_mut(number)
+/// Encodes the cookie of a C struct as a pointer, which is never dereferenced.
+pub(super) fn cookie_ptr(cookie: usize) -> *mut c_void {
+    ptr::without_provenance_mut(cookie)
 }

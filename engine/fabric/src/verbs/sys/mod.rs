@@ -20,7 +20,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-/// Converts the result of a call that returns 0 or an error number.
+/// Converts the result of a call that returns 0 or an error number, which some providers negate.
 fn check(code: c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code.abs())) }
 }

@@ -15,7 +15,7 @@ use rdma_sys::{
     ibv_send_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
 };
 
-use super::device::{DeviceContext, Object, ProtectionDomain, cookie};
+use super::device::{DeviceContext, Object, ProtectionDomain, cookie_ptr};
 use super::{check, set_nonblocking};
 
 /// The event channel of a completion queue.
@@ -198,7 +198,7 @@ impl QueuePair {
         number: usize,
     ) -> io::Result<(Self, u32)> {
         let mut init = ibv_qp_init_attr {
-            qp_context: cookie(number),
+            qp_context: cookie_ptr(number),
             send_cq: cq.raw(),
             recv_cq: cq.raw(),
             srq: srq.map_or(ptr::null_mut(), |srq| srq.raw()),

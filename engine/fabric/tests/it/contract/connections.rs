@@ -321,8 +321,8 @@ fn would_wake<F: Fabric>(fabric: &F) -> bool {
         return true;
     }
     let descriptor = fabric.descriptor();
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
+    let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&no_wait)).is_ok_and(|ready| ready > 0)
 }
 
 fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {

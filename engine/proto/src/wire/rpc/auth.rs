@@ -142,8 +142,8 @@ impl<'a> AuthSys<'a> {
         }
     }
 
-    /// Writes a body with supplementary groups. It writes the first [`AuthSys::MAX_GIDS`] groups and truncates the name
-    /// to 255 bytes.
+    /// Writes the body with `gids` in place of the parsed groups. Only the first [`AuthSys::MAX_GIDS`] groups and the
+    /// first 255 bytes of the name are written.
     #[doc(hidden)]
     pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, EncodeError> {
         let gids = &gids[..gids.len().min(Self::MAX_GIDS)];

@@ -231,7 +231,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// Makes a virtual machine whose cores halt at once, except two with a bound on their wake-up time.
+/// Makes a virtual machine whose cores halt immediately, except two with a bound on their wake-up time.
 fn halting_guest(machine: &Machine) {
     machine
         .file("/sys/devices/system/cpu/cpuidle/current_driver", "haltpoll\n")

@@ -90,8 +90,8 @@ impl Nfs {
 
     /// Typed calls on the connection.
     fn calls(&mut self) -> Client<(&mut LocalClient, Connection)> {
-        let first = self.client.first();
-        Client((&mut self.client, first))
+        let connection = self.client.first();
+        Client((&mut self.client, connection))
     }
 
     /// Makes a call, and retries it while the server is busy.
@@ -105,7 +105,7 @@ impl Nfs {
         }
     }
 
-    /// Waits, with no calls outstanding. The connection is polled meanwhile.
+    /// Polls the connection for `time`. No call may be outstanding.
     fn pause(&mut self, time: Duration) {
         let until = Instant::now() + time;
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
@@ -124,7 +124,7 @@ impl Nfs {
     pub(crate) fn find(&mut self, path: &[u8]) -> anyhow::Result<Handle> {
         let mut at = self.root.clone();
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
-            at = self.lookup(&at, name, || format!("\"{}\" in {}", Escaped(name), Escaped(path)))?;
+            at = self.lookup(&at, name, || format!("\"{}\" in \"{}\"", Escaped(name), Escaped(path)))?;
         }
         Ok(at)
     }
@@ -150,7 +150,7 @@ impl Nfs {
     }
 
     pub(crate) fn getattr(&mut self, object: &Handle, path: &[u8]) -> anyhow::Result<Fattr3> {
-        self.retry(|nfs| nfs.attributes(object).with_context(|| format!("GETATTR of {}", Escaped(path))))
+        self.retry(|nfs| nfs.attributes(object).with_context(|| format!("GETATTR of \"{}\"", Escaped(path))))
     }
 
     fn target(&mut self, link: &Handle) -> anyhow::Result<Vec<u8>> {
@@ -160,7 +160,7 @@ impl Nfs {
 
     /// Target of a symbolic link.
     pub(crate) fn readlink(&mut self, link: &Handle, path: &[u8]) -> anyhow::Result<Vec<u8>> {
-        self.retry(|nfs| nfs.target(link).with_context(|| format!("READLINK of {}", Escaped(path))))
+        self.retry(|nfs| nfs.target(link).with_context(|| format!("READLINK of \"{}\"", Escaped(path))))
     }
 
     /// Gets entries of a directory after a cookie. The status of the response is success.
@@ -190,9 +190,9 @@ impl Nfs {
                 .create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name: Filename3(name) }, how })?;
             Ok(response.results()?.into_result().map_err(StatusError)?.obj.map(|handle| handle.data.into()))
         };
-        match self.retry(|nfs| create(nfs).with_context(|| format!("CREATE of {}", Escaped(path))))? {
+        match self.retry(|nfs| create(nfs).with_context(|| format!("CREATE of \"{}\"", Escaped(path))))? {
             Some(handle) => Ok(handle),
-            None => self.lookup(dir, name, || Escaped(path).to_string()),
+            None => self.lookup(dir, name, || format!("\"{}\"", Escaped(path))),
         }
     }
 
@@ -204,7 +204,7 @@ impl Nfs {
             nfs.calls().setattr(&args)?.results()?.into_result().map_err(StatusError)?;
             Ok(())
         };
-        self.retry(|nfs| truncate(nfs).with_context(|| format!("SETATTR of {}", Escaped(path))))
+        self.retry(|nfs| truncate(nfs).with_context(|| format!("SETATTR of \"{}\"", Escaped(path))))
     }
 
     /// Commits writes. Returns the write verifier, which changes when the server may have lost data.
@@ -213,7 +213,7 @@ impl Nfs {
             let response = nfs.calls().commit(&Commit3Args { file: fh(file), offset: 0, count: 0 })?;
             Ok(response.results()?.into_result().map_err(StatusError)?.verf)
         };
-        self.retry(|nfs| commit(nfs).with_context(|| format!("COMMIT of {}", Escaped(path))))
+        self.retry(|nfs| commit(nfs).with_context(|| format!("COMMIT of \"{}\"", Escaped(path))))
     }
 
     /// Statistics of the connection, as JSON.
@@ -225,11 +225,11 @@ impl Nfs {
             .filter(|metric| metric.name.starts_with("messages_rejected_"))
             .map(|metric| metric.value)
             .sum();
-        let first = self.client.first();
-        let terms = self.client.terms(first);
+        let connection = self.client.first();
+        let terms = self.client.terms(connection);
         let fields = [
             ("rdma_version", terms.map_or(0, |terms| terms.version().into())),
-            ("credits", self.client.credits(first).unwrap_or(0).into()),
+            ("credits", self.client.credits(connection).unwrap_or(0).into()),
             ("connections", count("connections_made")),
             ("calls", count("calls")),
             ("failed", count("calls_failed")),

@@ -13,7 +13,7 @@ use crate::calls::Nfs;
 const EMPTY_POLLS: u32 = 256;
 
 impl Nfs {
-    /// Makes a call per job, up to the connection's depth at once, completed in any order.
+    /// Makes a call per job, with up to the connection's depth outstanding, completed in any order.
     ///
     /// `complete` may return a job for the rest of its work. While the server is busy, jobs are retried later. `what`
     /// describes the calls in errors.

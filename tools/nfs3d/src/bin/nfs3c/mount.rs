@@ -55,7 +55,7 @@ pub(crate) fn addresses(
 
 /// Gets the handle of an exported directory from MOUNT at an address, as the user of this process.
 pub(crate) fn root_handle(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
-    let describe = || format!("MOUNT of {} at {at}", Escaped(export));
+    let describe = || format!("MOUNT of \"{}\" at {at}", Escaped(export));
     let deadline = Instant::now() + TIME_LIMIT;
     let mut client = match connect_reserved(at, deadline).with_context(describe)? {
         Some(stream) => StreamClient::new(Timed::until(stream, deadline)),
@@ -96,7 +96,7 @@ fn connect_reserved(to: SocketAddr, deadline: Instant) -> io::Result<Option<TcpS
         set_socket_timeout(&socket, Timeout::Send, Some(left))?;
         match connect(&socket, &to) {
             Ok(()) => return Ok(Some(TcpStream::from(socket))),
-            // A port that was closed recently cannot be reused at once.
+            // A port that was closed recently cannot be reused immediately.
             Err(Errno::ADDRNOTAVAIL | Errno::ADDRINUSE) => {}
             Err(Errno::INPROGRESS | Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
             Err(error) => return Err(error.into()),

@@ -56,7 +56,7 @@ pub(crate) fn read_all(
         ensure!(rest.is_none() || !(eof || data.is_empty()), "the file was truncated while it was read");
         Ok(rest)
     };
-    nfs.run_concurrent(&format!("READ of {}", Escaped(path)), parts(size, nfs.read_size), prepare, complete)
+    nfs.run_concurrent(&format!("READ of \"{}\"", Escaped(path)), parts(size, nfs.read_size), prepare, complete)
 }
 
 /// Copies a regular file from the server.
@@ -87,7 +87,7 @@ pub(crate) fn read_first_block(nfs: &mut Nfs, file: &Handle, path: &[u8]) -> any
         ensure!(data.len() == part.len as usize || eof, "READ of {} bytes returned {}", part.len, data.len());
         Ok(())
     };
-    nfs.retry(|nfs| block(nfs).with_context(|| format!("READ of {}", Escaped(path))))
+    nfs.retry(|nfs| block(nfs).with_context(|| format!("READ of \"{}\"", Escaped(path))))
 }
 
 fn read(client: &mut LocalClient, file: &Handle, part: Part, inline: u32) -> anyhow::Result<ClientCall> {
@@ -151,7 +151,7 @@ pub(crate) fn put(nfs: &mut Nfs, original: &Path, mut path: &[u8]) -> anyhow::Re
         Ok(part.remainder_after(written.count))
     };
     let shown = Escaped(path);
-    nfs.run_concurrent(&format!("WRITE of {shown}"), parts(size, nfs.write_size), prepare, complete)?;
+    nfs.run_concurrent(&format!("WRITE of \"{shown}\""), parts(size, nfs.write_size), prepare, complete)?;
     nfs.truncate(&file, size, path)?;
     let committed_verifier = nfs.commit(&file, path)?;
     ensure!(

@@ -56,7 +56,7 @@ pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Re
             let path = [path, b"/", &name].concat();
             let handle = match entry.name_handle {
                 Some(handle) => handle.data.into(),
-                None => nfs.lookup(directory, &name, || Escaped(&path).to_string())?,
+                None => nfs.lookup(directory, &name, || format!("\"{}\"", Escaped(&path)))?,
             };
             let attributes = match entry.name_attributes {
                 Some(attributes) => attributes,
