@@ -749,6 +749,7 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 //
 // # Parameters
 // - `address`: one or several addresses, separated by commas: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
+//   The system chooses a port for `PORT` 0, but no function returns it.
 // - `services`: the procedures.
 // - `config`: the knobs, or NULL for the defaults.
 //
@@ -820,7 +821,8 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 //
 // After -ETIMEDOUT, handlers that still run return later, on the server's threads. After they have returned, the hook
 // of `rpcrdma_services_peers` is called for the ends of their connections, and the server releases arenas. Until then,
-// memory that these functions use must stay valid, and their code, including this library, must stay loaded.
+// memory that these functions use must stay valid, their code, including this library, must stay loaded, and another
+// server cannot listen at the address (EADDRINUSE).
 //
 // # Parameters
 // - `server`: the server.
@@ -990,7 +992,7 @@ int rpcrdma_fd(void *handle);
 //
 // # Returns
 // - the milliseconds to sleep, rounded up.
-// - -EAGAIN: there is work, so poll instead.
+// - -EAGAIN: there is work, or `milliseconds` is 0, so poll instead.
 // - -EINVAL: the server or client has threads.
 // - a negative handle code.
 //
@@ -1610,8 +1612,8 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 //   got no credit was not sent, and its text says that all credits are in use.
 // - -ECONNRESET: the connection was lost.
 // - -EKEYREJECTED: the server has restarted and refuses the host key. The call was not executed, and a retry is
-//   pointless.
-// - -ENOTCONN: there is no connection.
+//   pointless. Later calls fail with -ENOTCONN.
+// - -ENOTCONN: there is no connection. `rpcrdma_close_reason` has the cause.
 // - -EAGAIN: too many calls are outstanding (`limits.max_calls`).
 // - -ENOBUFS, -EMSGSIZE: the text names the knob.
 // - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: memory for chunks could not be allocated. The text names the limit.

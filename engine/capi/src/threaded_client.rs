@@ -64,7 +64,7 @@ impl ThreadedClient {
             return Err(ApiFailure::new(
                 Errno::DEADLK,
                 "this thread runs the client's connection, and would wait for itself: use rpcrdma_client_start, or \
-                 another thread (RPCRDMA_ON_WORKERS)",
+                 another thread",
             ));
         }
         Ok(&mut self.client)

@@ -63,9 +63,10 @@ impl Drop for SocketFile {
 /// Error of an address that cannot be bound.
 pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
     match error {
-        Errno::ADDRINUSE => {
-            FabricError::in_use(name, "another server listens there; stop it (ss -xlp shows it) or choose another name")
-        }
+        Errno::ADDRINUSE => FabricError::in_use(
+            name,
+            "a server listens there; stop it (`ss -xlp` shows its process) or choose another name",
+        ),
         _ => FabricError::address(name, format!("bind: {error}")),
     }
 }

@@ -351,7 +351,9 @@ fn sent_text(sent: bool) -> &'static str {
 }
 
 fn abandoned_text(oldest: Option<Duration>) -> String {
-    oldest.map_or_else(String::new, |age| format!(", the first of them abandoned by its caller {age:.1?} ago"))
+    oldest.map_or_else(String::new, |age| {
+        format!(", the first of them abandoned by its caller {:.1} s ago", age.as_secs_f64())
+    })
 }
 
 #[cfg(test)]
@@ -446,7 +448,7 @@ mod tests {
         let hint = CallError::Transport(ErrorBody::ReplyResource { length_needed: 77 }).to_string();
         assert!(hint.contains("(reply needs 77 bytes)"), "{hint}");
         for (oldest, abandoned) in
-            [(None, ""), (Some(Duration::from_secs(7)), ", the first of them abandoned by its caller 7.0s ago")]
+            [(None, ""), (Some(Duration::from_secs(7)), ", the first of them abandoned by its caller 7.0 s ago")]
         {
             let text = "call timed out (not sent): all credits are in use by 4 unanswered calls";
             let knobs = " (limits.max_abandoned, limits.credits of the server)";

@@ -120,8 +120,8 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 ///   got no credit was not sent, and its text says that all credits are in use.
 /// - -ECONNRESET: the connection was lost.
 /// - -EKEYREJECTED: the server has restarted and refuses the host key. The call was not executed, and a retry is
-///   pointless.
-/// - -ENOTCONN: there is no connection.
+///   pointless. Later calls fail with -ENOTCONN.
+/// - -ENOTCONN: there is no connection. `rpcrdma_close_reason` has the cause.
 /// - -EAGAIN: too many calls are outstanding (`limits.max_calls`).
 /// - -ENOBUFS, -EMSGSIZE: the text names the knob.
 /// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: memory for chunks could not be allocated. The text names the limit.

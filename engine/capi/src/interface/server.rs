@@ -32,6 +32,7 @@ use crate::types::*;
 ///
 /// # Parameters
 /// - `address`: one or several addresses, separated by commas: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
+///   The system chooses a port for `PORT` 0, but no function returns it.
 /// - `services`: the procedures.
 /// - `config`: the knobs, or NULL for the defaults.
 ///
@@ -140,7 +141,8 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 ///
 /// After -ETIMEDOUT, handlers that still run return later, on the server's threads. After they have returned, the hook
 /// of `rpcrdma_services_peers` is called for the ends of their connections, and the server releases arenas. Until then,
-/// memory that these functions use must stay valid, and their code, including this library, must stay loaded.
+/// memory that these functions use must stay valid, their code, including this library, must stay loaded, and another
+/// server cannot listen at the address (EADDRINUSE).
 ///
 /// # Parameters
 /// - `server`: the server.
@@ -380,7 +382,7 @@ pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
 ///
 /// # Returns
 /// - the milliseconds to sleep, rounded up.
-/// - -EAGAIN: there is work, so poll instead.
+/// - -EAGAIN: there is work, or `milliseconds` is 0, so poll instead.
 /// - -EINVAL: the server or client has threads.
 /// - a negative handle code.
 ///

@@ -350,7 +350,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
             }
         }
         if let Some(dial) = self.dials.pop_due(now) {
-            return self.end_dial(Some(dial), Err(H::timed_out(self.limits.handshake_timeout)));
+            return self.end_dial(Some(dial), Err(FabricError::timed_out("debug.handshake_timeout")));
         }
         let mut full = None;
         let failed = self.dials.iter_mut().filter(|(_, dial)| dial.socket.is_none()).find_map(|(id, dial)| {

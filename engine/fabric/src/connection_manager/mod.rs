@@ -74,8 +74,6 @@ pub(crate) trait ConnectionHandshake: Debug + Sized {
     type Answer: Debug;
 
     fn control(&mut self) -> &mut Control;
-    /// The error of a dial that was not answered in time.
-    fn timed_out(limit: Duration) -> FabricError;
 
     /// The host of a peer. When incomplete requests reach their limit, the host with the most of them loses one.
     fn host(peer: &Self::Peer) -> Self::Host;

@@ -92,10 +92,6 @@ impl ConnectionHandshake for FabricState {
         &mut self.control
     }
 
-    fn timed_out(_limit: Duration) -> FabricError {
-        FabricError::timed_out("debug.handshake_timeout")
-    }
-
     fn host(peer: &SocketAddr) -> IpAddr {
         host::network(peer.ip())
     }

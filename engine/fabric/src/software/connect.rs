@@ -78,10 +78,6 @@ impl ConnectionHandshake for SoftwareCommon {
         &mut self.control
     }
 
-    fn timed_out(limit: Duration) -> FabricError {
-        FabricError::timed_out(format_args!("{limit:?}, the limit of this fabric (connect.timeout may be shorter)"))
-    }
-
     /// On this fabric, each process counts as a host.
     fn host(peer: &PeerProcess) -> i32 {
         peer.pid
