@@ -193,7 +193,11 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         export.path.display(),
         if options.read_only { "read-only" } else { "writable" },
         export.handles(),
-        if policy.is_privileged() { "calls run as their users" } else { "all calls run as the server's user" },
+        match options.squash {
+            _ if !policy.is_privileged() => "all calls run as the server's user",
+            Squash::All => "all calls run as nobody",
+            Squash::None | Squash::Root => "calls run as their users",
+        },
     ));
     signals.forever().next();
     if let Some(registered) = registered {

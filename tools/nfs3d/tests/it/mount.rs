@@ -132,6 +132,8 @@ fn only_directories_that_the_caller_could_reach_locally_can_be_mounted() {
     const OWNER: u32 = 1234;
     for squash in ["none", "root", "all"] {
         let nfsd = Nfsd::start(&["--squash", squash]);
+        let users = if squash == "all" { "all calls run as nobody" } else { "calls run as their users" };
+        assert!(nfsd.ready.contains(users), "{}", nfsd.ready);
         let (port, top) = (nfsd.mount_port, nfsd.path());
         // A private directory, and an open one below it.
         let (private, open) = (top.join("private"), top.join("private/open"));
