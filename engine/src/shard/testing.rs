@@ -26,6 +26,8 @@ pub(super) struct NoDevice {
     /// All posted work requests, in order.
     pub(super) posted: Vec<Posting>,
     windows: u32,
+    /// Whether the device has read the memory of all Sends, although it reports no completion.
+    pub(super) has_read_sends: bool,
     /// Connect requests to report, one in each poll.
     pub(super) connect_requests: usize,
     /// Number of rejected requests. Each advances the time by the duration in `reject_time`.
@@ -42,6 +44,7 @@ impl Default for NoDevice {
             capabilities,
             posted: Vec::new(),
             windows: 0,
+            has_read_sends: false,
             connect_requests: 0,
             rejected: 0,
             reject_time: None,
@@ -66,6 +69,10 @@ impl Fabric for NoDevice {
 
     fn deregister(&mut self, _: ArenaId) -> Result<(), FabricError> {
         Ok(())
+    }
+
+    fn holds_sends(&mut self, _: QpId) -> bool {
+        !self.has_read_sends
     }
 
     fn bind(_: &FabricAddress) -> Result<(), FabricError> {

@@ -5,15 +5,17 @@
 //! are `limits.max_connections` already. The shard then evicts another connection, by the first of these rules that
 //! applies to one:
 //!
-//! 1. a connection whose first message is late;
+//! 1. a connection whose first message is late, of another host that exceeds its share;
 //! 2. an idle connection of another host that exceeds its share and has several connections;
-//! 3. a connection of the same host that was silent for long;
+//! 3. a connection of the same host that was silent for long, or whose first message is late;
 //! 4. a busy connection of another host that exceeds its share and has several connections;
-//! 5. if the new connection's host has no other, and rules 2 and 4 apply to none: a connection that was silent for
-//!    long, or the only connection of a host that exceeds its share.
+//! 5. if the new connection's host has no other, and rules 2 and 4 apply to none: a connection whose first message is
+//!    late;
+//! 6. under the same conditions: a connection that was silent for long, or the only connection of a host that exceeds
+//!    its share.
 //!
-//! If a rule applies to several connections, the host that holds most loses the one that was silent longest. For rule 1
-//! only the connections without a first message count as held.
+//! If a rule applies to several connections, the host that holds most loses the one that was silent longest. For rules 1
+//! and 5 only the connections without a first message count as held.
 //!
 //! The share of a host is the total that all connections hold, divided by the number of hosts. A host within its share
 //! therefore keeps its connections whatever other hosts do, and a host without connections finds one to evict as long
@@ -74,13 +76,15 @@ enum EvictionRank {
     Protected,
     /// Silent for long, or the only connection of another host that exceeds its share; for a host without connections.
     LastResort,
+    /// The first message is late, although its host does not exceed its share; for a host without connections.
+    LateWithinShare,
     /// Busy, and one of several connections of another host that exceeds its share.
     BusySurplus,
-    /// Silent for long, and of the new connection's own host.
+    /// Silent for long or late with its first message, and of the new connection's own host.
     SilentOfSameHost,
     /// Idle, and one of several connections of another host that exceeds its share.
     IdleSurplus,
-    /// The first message is late.
+    /// The first message is late, and another host that exceeds its share has the connection.
     FirstMessageLate,
 }
 
@@ -152,14 +156,14 @@ impl Newcomer<'_> {
         let has_surplus = eligible().any(is_surplus);
         let rank = |candidate: &EvictionCandidate<'_>| {
             let is_long_silent = candidate.is_idle && candidate.silent >= self.evict_after;
+            let is_late = candidate.is_idle && candidate.is_new && candidate.silent >= candidate.first_message_time;
             match () {
-                () if candidate.is_idle && candidate.is_new && candidate.silent >= candidate.first_message_time => {
-                    EvictionRank::FirstMessageLate
-                }
+                () if is_late && exceeds_share(candidate) => EvictionRank::FirstMessageLate,
                 () if candidate.is_idle && is_surplus(candidate) && self.since_last >= EVICTION_INTERVALS[0] => {
                     EvictionRank::IdleSurplus
                 }
-                () if is_long_silent && candidate.host == self.host => EvictionRank::SilentOfSameHost,
+                () if (is_long_silent || is_late) && candidate.host == self.host => EvictionRank::SilentOfSameHost,
+                () if is_late && !has_surplus && ours == 0 => EvictionRank::LateWithinShare,
                 () if self.since_last < EVICTION_INTERVALS[1] => EvictionRank::Protected,
                 () if is_surplus(candidate) => EvictionRank::BusySurplus,
                 () if !has_surplus && ours == 0 && (is_long_silent || exceeds_share(candidate)) => {
@@ -169,7 +173,9 @@ impl Newcomer<'_> {
             }
         };
         let order = |candidate: &&EvictionCandidate<'_>| match (rank(candidate), holdings[candidate.host]) {
-            (rank @ EvictionRank::FirstMessageLate, Holding { by_new, .. }) => (rank, by_new, candidate.silent),
+            (rank @ (EvictionRank::FirstMessageLate | EvictionRank::LateWithinShare), Holding { by_new, .. }) => {
+                (rank, by_new, candidate.silent)
+            }
             (rank, Holding { all, .. }) => (rank, all, candidate.silent),
         };
         eligible()
@@ -370,12 +376,23 @@ mod tests {
     fn the_host_with_most_connections_without_a_message_loses_one() {
         let all = [
             idle(0, "distant", true, 9 * FIRST_MESSAGE, 5),
-            idle(1, "distant", false, FIRST_MESSAGE, 500),
-            idle(2, "hostile", true, 2 * FIRST_MESSAGE, 5),
-            idle(3, "hostile", true, 3 * FIRST_MESSAGE, 5),
+            idle(1, "hostile", true, 2 * FIRST_MESSAGE, 5),
+            idle(2, "hostile", true, 3 * FIRST_MESSAGE, 5),
         ];
-        assert_eq!(evicted(&all, "c", u64::MAX), Some(3));
-        assert_eq!(evicted(&all[..3], "c", u64::MAX), Some(0), "with equal numbers, the one that was silent longest");
+        assert_eq!(evicted(&all, "c", u64::MAX), Some(2));
+        assert_eq!(evicted(&all[..2], "c", u64::MAX), Some(0), "with equal numbers, the one that was silent longest");
+    }
+
+    /// A distant or slow client could otherwise not connect while one host holds all places and connects again.
+    #[test]
+    fn a_late_connection_is_protected_while_its_host_is_within_its_share() {
+        let late = idle(0, "distant", true, 9 * FIRST_MESSAGE, 5);
+        let all = [late, busy(1, "hostile", 2, 65), busy(2, "hostile", 3, 65), busy(3, "hostile", 1, 65)];
+        assert_eq!(evicted(&all, "hostile", u64::MAX), None);
+        assert_eq!(evicted(&all, "c", u64::MAX), Some(2), "the hostile host exceeds its share");
+        let limited = Newcomer { host: "c", orphans: &[], least: 5, evict_after: u64::MAX, since_last: 0 };
+        assert_eq!(limited.choose(&all), None, "not even while the evictions of this host are limited");
+        assert_eq!(evicted(&all, "distant", u64::MAX), Some(0), "its own host may evict it");
     }
 
     #[test]

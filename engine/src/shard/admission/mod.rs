@@ -193,8 +193,10 @@ impl HostQuotas {
         // A connection shares its quota with the orphans of its owner, except that the orphans of a host that may have
         // chunks count only for the quota of the host.
         let own_orphans = if chunks && conn.host.is_some() { 0 } else { orphans };
+        // A waiting call gets the completion of delivered replies. One that may not wait would be refused for them.
+        let sends = if may_wait || conn.holds_sends(&mut cx.fabric) { sends_held(conn, chunks) } else { 0 };
         // The count includes the call itself.
-        let held = conn.served.count_memory_holders(&conn.proto, chunks) + sends_held(conn, chunks);
+        let held = conn.served.count_memory_holders(&conn.proto, chunks) + sends;
         let (limit, host_orphans) = (quota(count), orphans - own_orphans);
         held + own_orphans > limit
             || (scarce_for_hosts

@@ -592,6 +592,27 @@ fn a_call_behind_a_waiting_call_of_its_connection_reports_that_cause() {
     assert_eq!((fixture.cx.stats.memory_waits, fixture.cx.stats.read_waits), (2, 0));
 }
 
+/// Such a call is refused if it would have to wait, and no completion could arrive before.
+#[test]
+fn replies_that_the_device_has_sent_do_not_count_for_an_assembled_call() {
+    let mut config = small();
+    config.memory.long_buffers = vec![(65536, 8)];
+    let mut fixture = ResponderFixture::with(config);
+    let mut conn = open_conn(0, true);
+    conn.sends.record_writes(8, false);
+    conn.sends.push_send(fixture.cx.memory.alloc(8).expect("a buffer"), None, 16);
+    let _held: Vec<_> = (0..7).map(|_| fixture.cx.memory.pool.alloc(40_000).expect("one of eight")).collect();
+    let mut call = fixture.arrived_call(&mut conn, 1, &[40_000]);
+    call.set_assembled();
+    let message = fixture.spare.pop().map(ReceivedBuf::whole).expect("a spare buffer");
+    let entry = fixture.services.find(1, 1, BULK).expect("present");
+    let call = Unready::Admitted(call.admit(RpcMessage { buf: message, at: 0 }, ParsedHeader { entry, len: 40 }));
+    for has_read_sends in [false, true] {
+        fixture.cx.fabric.has_read_sends = has_read_sends;
+        assert_eq!(must_wait(&mut fixture, &mut conn, &call), !has_read_sends);
+    }
+}
+
 /// Calls without chunks may wait for an event or a lock without limit.
 #[test]
 fn calls_without_chunks_do_not_count_for_the_quota_of_bulk_memory() {
