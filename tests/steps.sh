@@ -169,7 +169,7 @@ step_tests() { run_nextest tests 1200 'not (binary(documents) | binary(repositor
 
 step_tcp() { run_nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(it)' RPCRDMA_FABRIC=iwarp; }
 
-step_sim() { run_nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=100 SIM_SEEDS=500; }
+step_sim() { run_nextest sim 1800 'binary(sim) & (test(every_run_upholds) | test(peers_that_withhold_progress))' SIM_FIRST=100 SIM_SEEDS=500; }
 
 # This step runs the commands that need no device. Step vm runs the others.
 step_documents() {

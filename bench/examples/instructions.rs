@@ -221,7 +221,7 @@ fn client_side_poll_add<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
 fn client_side_poll_typed<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
     let mut ended = 0;
     client.poll(|done| match done.result {
-        Ok(reply) => match Response::<TypedAdd>::of(reply).results() {
+        Ok(reply) => match Response::<TypedAdd>::from_reply(reply).results() {
             Ok(sum) if sum == done.token as i32 + 1 => ended += 1,
             other => panic!("{other:?} instead of the sum"),
         },

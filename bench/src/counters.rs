@@ -87,7 +87,7 @@ impl Usage {
             ),
         };
         format!(
-            "{} work requests, {} per doorbell, one in {} signalled; {} turns, {} completions",
+            "{} work requests, {} per doorbell, one in {} signaled; {} turns, {} completions",
             number("work_requests_per_call"),
             number("work_requests_per_doorbell"),
             number("work_requests_per_signalled"),
@@ -100,7 +100,7 @@ impl Usage {
 /// Usage of one side's engine, warm-up included.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Usage {
-    /// The [`RATIOS`] by name; `None` without calls, doorbells or signalled work requests.
+    /// The [`RATIOS`] by name; `None` without calls, doorbells or signaled work requests.
     #[serde(flatten)]
     pub(crate) ratios: BTreeMap<&'static str, Option<f64>>,
     /// The counters.
@@ -120,7 +120,7 @@ mod tests {
         let ratio = |name: &str| usage.ratios[name];
         assert_eq!((ratio("work_requests_per_call"), ratio("work_requests_per_doorbell")), (Some(2.0), Some(4.0)));
         assert_eq!((ratio("grants_pure_per_call"), usage.counted.get("calls")), (Some(0.25), 20));
-        assert!(usage.per_call().starts_with("2.00 work requests, 4.00 per doorbell, one in - signalled; 0.00 turns"));
+        assert!(usage.per_call().starts_with("2.00 work requests, 4.00 per doorbell, one in - signaled; 0.00 turns"));
         assert_eq!(Counters::default().into_usage().ratios["work_requests_per_signalled"], None);
         let text = serde_json::to_string(&after).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), after);

@@ -21,7 +21,7 @@ fn warning_line(tree: Tree, address: &Address, cores: CoreList) -> Option<String
     let ip = address.socket_address().ok().flatten().map(|at| at.ip());
     let hint = format!("`rpcrdma doctor {address} --cores {cores}` says what to do");
     let device = address.named_device().ok().flatten().map(|named| named.name);
-    let fabric = Fabric::of_scheme(address.scheme());
+    let fabric = Fabric::from_scheme(address.scheme());
     let context = CheckContext::new(tree, PlannedServer { fabric, ip, device, cores: Some(cores) });
     let found: Vec<String> = context
         .run_checks()

@@ -135,7 +135,7 @@ pub(crate) struct EngineInfo {
     pub(crate) workers: u32,
     /// Delay of the server's replies in microseconds; 0: until the next poll of the shard's task.
     pub(crate) deferred_us: Option<u32>,
-    /// Sends per signalled Send.
+    /// Sends per signaled Send.
     pub(crate) signal_every: u32,
     /// Alignment of chunks in the server's memory, in bytes.
     pub(crate) chunk_align: usize,

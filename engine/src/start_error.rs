@@ -49,14 +49,14 @@ pub enum StartErrorKind {
 impl StartError {
     /// Wraps an error.
     #[cold]
-    pub(crate) fn of(kind: StartErrorKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    pub(crate) fn from_error(kind: StartErrorKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { kind, error: error.into() }
     }
 
     /// Error with a text.
     #[cold]
     pub(crate) fn new(kind: StartErrorKind, text: impl fmt::Display) -> Self {
-        Self::of(kind, text.to_string())
+        Self::from_error(kind, text.to_string())
     }
 
     /// Error of a configuration that contradicts itself.
@@ -74,7 +74,7 @@ impl StartError {
     /// Adds the error that caused this one.
     #[cold]
     pub(crate) fn caused_by(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::of(self.kind, CausedError { text: self.to_string(), source: source.into() })
+        Self::from_error(self.kind, CausedError { text: self.to_string(), source: source.into() })
     }
 
     /// Error of a thread that could not be started; `what` names the thread.
@@ -87,7 +87,7 @@ impl StartError {
     /// Adds the knobs that determine the demand for the missing resource.
     #[cold]
     pub(crate) fn with_knobs(self, knobs: impl fmt::Display) -> Self {
-        Self::of(self.kind, CausedError { text: format!("{self} ({knobs})"), source: Box::new(self) })
+        Self::from_error(self.kind, CausedError { text: format!("{self} ({knobs})"), source: Box::new(self) })
     }
 
     /// Category of this error.
@@ -134,7 +134,7 @@ impl Error for StartError {
 impl From<MemError> for StartError {
     fn from(error: MemError) -> Self {
         let kind = if error.is_invalid() { StartErrorKind::Config } else { StartErrorKind::Memory };
-        Self::of(kind, error)
+        Self::from_error(kind, error)
     }
 }
 
@@ -148,7 +148,7 @@ impl From<FabricError> for StartError {
             FabricErrorKind::System => StartErrorKind::System,
             _ => StartErrorKind::Device,
         };
-        Self::of(kind, error)
+        Self::from_error(kind, error)
     }
 }
 

@@ -24,7 +24,7 @@ pub fn outcome_of(result: CallResult) -> Outcome {
 /// Calls on the first connection of a client that the test polls. Arguments and chunks lie in the client's memory.
 pub trait Calls {
     /// Prepares a call with these arguments.
-    fn prepared(&mut self, procedure: u32, args: &[u8]) -> ClientCall;
+    fn prepare_call(&mut self, procedure: u32, args: &[u8]) -> ClientCall;
 
     /// Allocates memory for a chunk, with the pattern of a seed.
     fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf;
@@ -33,7 +33,7 @@ pub trait Calls {
     ///
     /// After the arguments follows a Read chunk of each length in `sent`, with the pattern of its index. `room` has the
     /// lengths of the Write chunks.
-    fn chunked(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall;
+    fn prepare_chunked_call(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall;
 
     /// Starts a call.
     fn launch(&mut self, call: ClientCall, token: u64) -> Option<CallId>;
@@ -52,7 +52,7 @@ pub trait Calls {
 
     /// Starts a call with these arguments.
     fn begin(&mut self, procedure: u32, args: &[u8], token: u64) -> Option<CallId> {
-        let call = self.prepared(procedure, args);
+        let call = self.prepare_call(procedure, args);
         self.launch(call, token)
     }
 
@@ -61,7 +61,7 @@ pub trait Calls {
 
     /// Starts a call with these arguments, and sends it immediately unless it lacks a credit.
     fn send(&mut self, procedure: u32, args: &[u8], token: u64) -> Option<CallId> {
-        self.send_call(token, |client| client.prepared(procedure, args))
+        self.send_call(token, |client| client.prepare_call(procedure, args))
     }
 
     /// Makes a prepared call, and waits for its end.
@@ -75,19 +75,19 @@ pub trait Calls {
 
     /// Makes a call with these arguments, and waits for its end.
     fn run(&mut self, procedure: u32, args: &[u8]) -> Outcome {
-        let call = self.prepared(procedure, args);
+        let call = self.prepare_call(procedure, args);
         self.outcome(call)
     }
 
     /// Polls until `count` calls have ended, and checks each.
-    fn each_end(&mut self, count: usize, check: impl FnMut(CompletedCall));
+    fn for_each_completion(&mut self, count: usize, check: impl FnMut(CompletedCall));
 
     /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of completion.
-    fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)>;
+    fn completions(&mut self, count: usize) -> Vec<(u64, Outcome)>;
 
     /// Polls until `count` calls have ended. Returns their tokens and outcomes, sorted by token.
     fn sorted_completions(&mut self, count: usize) -> Vec<(u64, Outcome)> {
-        let mut ends = self.ends(count);
+        let mut ends = self.completions(count);
         ends.sort_by_key(|(token, _)| *token);
         ends
     }
@@ -107,19 +107,19 @@ pub trait Calls {
     fn poll_until(&mut self, condition: impl FnMut(&mut Self) -> bool);
 
     /// Polls until a condition holds. Panics if a call ends before, or after the time limit.
-    fn quiet_until(&mut self, condition: impl FnMut(&mut Self) -> bool);
+    fn poll_quietly_until(&mut self, condition: impl FnMut(&mut Self) -> bool);
 
     /// Polls until the call with this token has ended, and drops calls that end before.
     fn end_of(&mut self, token: u64) -> Outcome;
 
     /// Polls until a call has ended.
     fn end(&mut self) -> (u64, Outcome) {
-        self.ends(1).remove(0)
+        self.completions(1).remove(0)
     }
 }
 
 impl<F: Fabric> Calls for LocalClient<F> {
-    fn prepared(&mut self, procedure: u32, args: &[u8]) -> ClientCall {
+    fn prepare_call(&mut self, procedure: u32, args: &[u8]) -> ClientCall {
         let mut call = self.prepare(procedure, args.len()).expect("a buffer");
         call.args_mut().copy_from_slice(args);
         call
@@ -131,8 +131,8 @@ impl<F: Fabric> Calls for LocalClient<F> {
         data
     }
 
-    fn chunked(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall {
-        let mut call = self.prepared(procedure, args);
+    fn prepare_chunked_call(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall {
+        let mut call = self.prepare_call(procedure, args);
         let mut position = args.len();
         for (n, &len) in sent.iter().enumerate() {
             call = call.read_chunk(position, self.pattern_buf(n as u32, len));
@@ -207,7 +207,7 @@ impl<F: Fabric> Calls for LocalClient<F> {
     }
 
     #[track_caller]
-    fn quiet_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
+    fn poll_quietly_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         assert!(wait_until(|| {
             self.poll(|done| panic!("no call may end: {done:?}"));
             condition(self)
@@ -215,7 +215,7 @@ impl<F: Fabric> Calls for LocalClient<F> {
     }
 
     #[track_caller]
-    fn each_end(&mut self, count: usize, mut check: impl FnMut(CompletedCall)) {
+    fn for_each_completion(&mut self, count: usize, mut check: impl FnMut(CompletedCall)) {
         let mut ended = 0;
         let all_ended = wait_until(|| {
             self.poll(|done| {
@@ -241,9 +241,9 @@ impl<F: Fabric> Calls for LocalClient<F> {
     }
 
     #[track_caller]
-    fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
+    fn completions(&mut self, count: usize) -> Vec<(u64, Outcome)> {
         let mut ends = Vec::new();
-        self.each_end(count, |done| {
+        self.for_each_completion(count, |done| {
             ends.push((done.token, outcome_of(done.result)));
         });
         ends
@@ -308,7 +308,7 @@ pub fn connect_polling<F: Fabric>(
     mut turn: impl FnMut(),
 ) -> Connection {
     let connection = client.begin_connect(address).expect("a connect request");
-    client.quiet_until(|client| {
+    client.poll_quietly_until(|client| {
         turn();
         client.is_established(connection)
     });

@@ -35,12 +35,12 @@ pub fn put_pattern(mut writer: ResultWriter<'_>, seed: u32, len: usize) -> Resul
 }
 
 /// Whether `bytes` are the pattern of `seed`.
-pub fn patterned(seed: u32, bytes: &[u8]) -> bool {
+pub fn has_pattern(seed: u32, bytes: &[u8]) -> bool {
     bytes.chunks(BLOCK).enumerate().all(|(n, block)| block == pattern_block(seed, n, block.len()))
 }
 
 /// Whether each of `bytes` is `byte`.
-pub fn filled(byte: u8, bytes: &[u8]) -> bool {
+pub fn is_filled_with(byte: u8, bytes: &[u8]) -> bool {
     bytes.split_first().is_none_or(|(&first, rest)| first == byte && *rest == bytes[..rest.len()])
 }
 

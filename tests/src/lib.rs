@@ -29,7 +29,7 @@ mod world;
 
 pub use calls::{Calls, Outcome, ThreadCalls, assert_answered, block_on, connect_polling, inline_call, outcome_of};
 pub use child::{CHILD_TEST, Child, child_role};
-pub use data::{Random, data_of, filled, pattern, patterned, put_pattern};
+pub use data::{Random, data_of, has_pattern, is_filled_with, pattern, put_pattern};
 pub use held_calls::{AnswerMode, GATED, Gate, HELD, HeldCalls, answer, wake_by_thread};
 pub use leaks::{eventually, open_descriptors, shard_leak, wait_until};
 pub use lists::{Cut, Lists, reads, segment};
@@ -51,7 +51,8 @@ pub use tcp_proxy::TcpProxy;
 pub use timed::TimedServer;
 pub use world::{
     Draining, IntoClientConfig, IntoServerConfig, With, World, assert_served, echo, few_credits, in_mode, load,
-    local_and, mirror, own_pool, reconnecting, scarce, served_or_lost, small, small_client, small_server, store,
+    local_and, mirror, own_pool, reconnecting, scarce_config, served_or_lost, small_client, small_config, small_server,
+    store,
 };
 
 /// Makes doc tests of the examples in documents.

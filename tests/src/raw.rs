@@ -42,7 +42,7 @@ pub const RPC_REPLY: usize = 24;
 /// Bytes of a buffer for exposed memory. Longer memory has a pool of its own.
 const EXPOSED: usize = 1 << 16;
 
-/// Initial content of memory that [`RawPeer::room`] exposes.
+/// Initial content of memory that [`RawPeer::expose_writable`] exposes.
 pub const UNTOUCHED: u8 = 0xEE;
 
 /// A received message.
@@ -194,10 +194,10 @@ pub struct RawPeer<F: Fabric = AnyFabric> {
     pub received: u32,
     /// Failed completions.
     pub failures: Vec<(Opcode, Status)>,
-    /// Number of completed signalled work requests.
+    /// Number of completed signaled work requests.
     pub completed: usize,
-    /// Number of posted signalled work requests.
-    signalled: usize,
+    /// Number of posted signaled work requests.
+    signaled: usize,
     /// Whether this end posts no receives.
     without_receives: bool,
     established: bool,
@@ -240,7 +240,7 @@ fn params(private_data: &[u8]) -> ConnectParams {
     ConnectParams {
         private_data: private_data.to_vec(),
         send_queue_depth: 4096,
-        rnr_retry: 7,
+        rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY,
         ..ConnectParams::default()
     }
 }
@@ -360,7 +360,7 @@ impl<F: Fabric> RawPeer<F> {
             received: 0,
             failures: Vec::new(),
             completed: 0,
-            signalled: 0,
+            signaled: 0,
             without_receives: false,
             established: false,
             end_reason: None,
@@ -450,12 +450,12 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Processes completions and control events.
     pub fn turn(&mut self) {
-        self.take(64);
-        self.control();
+        self.poll_completions(64);
+        self.poll_control();
     }
 
     /// Processes up to `max` completions; returns their number.
-    pub fn take(&mut self, max: usize) -> usize {
+    pub fn poll_completions(&mut self, max: usize) -> usize {
         let mut completions = Vec::new();
         let count = self.fabric.poll_cq(&mut completions, max);
         for completion in completions {
@@ -465,7 +465,7 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// Processes control events.
-    pub fn control(&mut self) {
+    pub fn poll_control(&mut self) {
         let mut events = Vec::new();
         self.fabric.poll_control(&mut events);
         for event in events {
@@ -577,7 +577,7 @@ impl<F: Fabric> RawPeer<F> {
         let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-        self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
+        self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signaled: true, wr }, 1)
     }
 
     /// Writes bytes into the other side's memory with immediate data; false if the fabric lacks the operation.
@@ -588,7 +588,7 @@ impl<F: Fabric> RawPeer<F> {
         buf[..bytes.len()].copy_from_slice(bytes);
         let src = Source::Lent(buf.lend().expect("a buffer of this thread"));
         let wr = WorkRequest::Write { src, offset: 0, len: bytes.len(), remote };
-        self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
+        self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signaled: true, wr }, 1)
     }
 
     /// Reads the other side's memory; `None` after a failure.
@@ -596,19 +596,19 @@ impl<F: Fabric> RawPeer<F> {
         let dst = self.exposed.alloc(len)?.lend().ok()?;
         let start = Instant::now();
         self.post(true, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
-        // The Read is the latest signalled request, so it has completed once all have.
-        while self.completed < self.signalled && self.failures.is_empty() && !self.is_over() {
+        // The Read is the latest signaled request, so it has completed once all have.
+        while self.completed < self.signaled && self.failures.is_empty() && !self.is_over() {
             assert!(start.elapsed() < TIME_LIMIT, "expected a completion or failure of the Read");
             self.turn();
         }
         let mut bytes = vec![0; len];
-        (self.completed == self.signalled && dst.read_at(0, &mut bytes)).then_some(bytes)
+        (self.completed == self.signaled && dst.read_at(0, &mut bytes)).then_some(bytes)
     }
 
     /// Posts a work request.
-    fn post(&mut self, signalled: bool, wr: WorkRequest) {
-        self.signalled += usize::from(signalled);
-        let mut chain = vec![Posting { wr_id: 0, signalled, wr }];
+    fn post(&mut self, signaled: bool, wr: WorkRequest) {
+        self.signaled += usize::from(signaled);
+        let mut chain = vec![Posting { wr_id: 0, signaled, wr }];
         // A closed connection rejects the request, which tests detect by the end of the connection.
         let _ = self.fabric.post_send(self.qp, &mut chain);
     }
@@ -659,25 +659,25 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// Sends an RPC message in a MSG without flags.
-    pub fn msg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>, payload: &[u8]) {
+    pub fn send_msg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>, payload: &[u8]) {
         self.send_body(xid, Flags::NONE, Body::Msg(chunks.into()), payload);
     }
 
     /// Sends a NOMSG with these chunks.
-    pub fn nomsg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>) {
+    pub fn send_nomsg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>) {
         self.send_body(xid, Flags::NONE, Body::Nomsg(chunks.into()), b"");
     }
 
     /// Sends an RPC message in a Position Zero Read chunk, with XID [`XID`]. Returns the memory of the chunk.
     #[must_use]
-    pub fn long(&mut self, message: &[u8]) -> Lent {
+    pub fn send_long_message(&mut self, message: &[u8]) -> Lent {
         let (segment, memory) = self.expose(message, Access::REMOTE_READ);
-        self.nomsg(XID, &Lists::new().read(0, [segment]));
+        self.send_nomsg(XID, &Lists::new().read(0, [segment]));
         memory
     }
 
     /// Sends a part of an RPC message without chunks.
-    pub fn part(&mut self, xid: u32, flags: Flags, payload: &[u8]) {
+    pub fn send_part(&mut self, xid: u32, flags: Flags, payload: &[u8]) {
         self.send_body(xid, flags, Body::Msg(Chunks::NONE), payload);
     }
 
@@ -701,11 +701,11 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Sends a call of the standard program.
     pub fn call_as<'a>(&mut self, xid: u32, procedure: u32, chunks: impl Into<Chunks<'a>>, args: &[u8]) {
-        self.msg(xid, chunks, &call_bytes(xid, PROGRAM, VERSION, procedure, args));
+        self.send_msg(xid, chunks, &call_bytes(xid, PROGRAM, VERSION, procedure, args));
     }
 
     /// Sends a call with XID [`XID`], and waits for its answer.
-    pub fn ask<'a>(&mut self, procedure: u32, chunks: impl Into<Chunks<'a>>, args: &[u8]) -> Message {
+    pub fn call_and_receive<'a>(&mut self, procedure: u32, chunks: impl Into<Chunks<'a>>, args: &[u8]) -> Message {
         self.call(procedure, chunks, args);
         self.answer()
     }
@@ -762,22 +762,22 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Waits for BAD_XDR, or for ERR_CHUNK in version 1.
     #[track_caller]
-    pub fn bad_xdr(&mut self, what: &str) {
-        self.refusal(ErrorBody::BadXdr, what);
+    pub fn expect_bad_xdr(&mut self, what: &str) {
+        self.expect_error(ErrorBody::BadXdr, what);
     }
 
     /// Waits for this error, or for ERR_CHUNK in version 1.
     #[track_caller]
-    pub fn refusal(&mut self, error: ErrorBody, what: &str) {
+    pub fn expect_error(&mut self, error: ErrorBody, what: &str) {
         match self.version {
-            Version::V1 => self.err_chunk(what),
+            Version::V1 => self.expect_err_chunk(what),
             Version::V2 => assert_eq!(self.error(), (XID, error), "{what}"),
         }
     }
 
     /// Waits for ERR_CHUNK, the only error of version 1 to a call.
     #[track_caller]
-    pub fn err_chunk(&mut self, what: &str) {
+    pub fn expect_err_chunk(&mut self, what: &str) {
         let answer = self.answer();
         assert!(answer.is_err_chunk(XID), "{what}: {answer}");
     }
@@ -855,12 +855,12 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// Exposes memory with a pattern, which the other side may read.
-    pub fn source(&mut self, seed: u32, len: usize) -> (Segment, Lent) {
+    pub fn expose_readable(&mut self, seed: u32, len: usize) -> (Segment, Lent) {
         self.expose(&data_of(seed, len), Access::REMOTE_READ)
     }
 
     /// Exposes memory filled with [`UNTOUCHED`], which the other side may write.
-    pub fn room(&mut self, len: usize) -> (Segment, Lent) {
+    pub fn expose_writable(&mut self, len: usize) -> (Segment, Lent) {
         self.expose(&vec![UNTOUCHED; len], Access::REMOTE_WRITE)
     }
 

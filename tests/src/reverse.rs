@@ -8,7 +8,7 @@ use rpcrdma::service::Caller;
 use rpcrdma::{Config, Procedure, Refusal, Services};
 
 use crate::services::{standard_and, standard_services};
-use crate::world::{IntoServerConfig, World, small, small_client};
+use crate::world::{IntoServerConfig, World, small_client, small_config};
 
 /// Number of a procedure that sends the test its caller.
 pub const HELLO: u32 = 100;
@@ -38,7 +38,7 @@ pub fn call_back(world: &World, forward: &mut Client, callers: &Receiver<Caller>
 /// The server's handle to call a client that has called [`HELLO`].
 pub fn reverse_client(world: &World, callers: &Receiver<Caller>) -> Client {
     let caller = callers.recv().expect("the caller");
-    world.server().call_back(caller, small_client(small())).expect("a caller of this server")
+    world.server().call_back(caller, small_client(small_config())).expect("a caller of this server")
 }
 
 /// A world with a server, a client with services, and the server's handle to call it.

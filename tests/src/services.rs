@@ -9,7 +9,7 @@ use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
-use crate::data::{pattern, patterned, put_pattern};
+use crate::data::{has_pattern, pattern, put_pattern};
 
 /// Program number.
 pub const PROGRAM: u32 = 0x2000_0001;
@@ -153,7 +153,7 @@ fn store(call: &mut ServerCall) -> Result<(), Refusal> {
     let mut lens = Vec::new();
     for n in 0..call.read_chunks() {
         let data = call.read_chunk(n).ok_or(Refusal::SystemError)?;
-        if !patterned(seed + n as u32, data) {
+        if !has_pattern(seed + n as u32, data) {
             return Err(Refusal::GarbageArguments);
         }
         lens.extend((data.len() as u32).to_be_bytes());

@@ -12,7 +12,7 @@ use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, CallError, CallResult, Config, CreditMode, FailedCall, Server, Services};
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 
-use crate::data::{pattern, patterned};
+use crate::data::{has_pattern, pattern};
 use crate::held_calls::{HELD, HeldCalls};
 use crate::leaks::{open_descriptors, shard_leak, wait_until};
 use crate::raw::RawPeer;
@@ -257,7 +257,7 @@ pub fn local_and(number: u32, procedure: LocalProcedure) -> LocalServices {
 }
 
 /// Configuration of a shard that starts fast: little memory, small pages without prefaulting.
-pub fn small() -> Config {
+pub fn small_config() -> Config {
     Config::default().with(|c| {
         c.memory.receives = 640;
         c.memory.small_buffers = 160;
@@ -268,19 +268,20 @@ pub fn small() -> Config {
     })
 }
 
-/// Configuration of a [small] shard with few buffers.
+/// Configuration of a [small](small_config) shard with few buffers.
 ///
 /// It has `bulk` buffers of 64 KiB for chunks, and `long` buffers of 32 KiB for long messages.
-pub fn scarce(bulk: usize, long: usize) -> Config {
-    small().with(|c| (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(64 << 10, bulk)], vec![(32 << 10, long)]))
+pub fn scarce_config(bulk: usize, long: usize) -> Config {
+    small_config()
+        .with(|c| (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(64 << 10, bulk)], vec![(32 << 10, long)]))
 }
 
-/// Configuration of a [small] shard with this credit mode.
+/// Configuration of a [small](small_config) shard with this credit mode.
 pub fn in_mode(mode: CreditMode) -> Config {
-    small().with(|c| c.wire.credit_mode = mode)
+    small_config().with(|c| c.wire.credit_mode = mode)
 }
 
-/// Configuration of a [small] shard whose connections always have `credits` credits.
+/// Configuration of a [small](small_config) shard whose connections always have `credits` credits.
 pub fn few_credits(mode: CreditMode, credits: u32) -> Config {
     in_mode(mode).with(|c| (c.limits.credits, c.limits.max_credits) = (credits, credits))
 }
@@ -362,9 +363,9 @@ impl IntoServerConfig for ServerConfig {
     }
 }
 
-/// Configuration of a server with one [small] shard.
+/// Configuration of a server with one [small](small_config) shard.
 pub fn small_server() -> ServerConfig {
-    ServerConfig { shard: small(), ..ServerConfig::default() }
+    ServerConfig { shard: small_config(), ..ServerConfig::default() }
 }
 
 /// Configuration of a client of the standard program.
@@ -393,7 +394,7 @@ fn words(values: &[u32]) -> Vec<u8> {
 }
 
 /// Prepares a call with these arguments.
-fn prepared<F: Fabric>(client: &mut LocalClient<F>, procedure: u32, args: &[u8]) -> Result<ClientCall, CallError> {
+fn prepare_call<F: Fabric>(client: &mut LocalClient<F>, procedure: u32, args: &[u8]) -> Result<ClientCall, CallError> {
     let mut call = client.prepare(procedure, args.len())?;
     call.args_mut().copy_from_slice(args);
     Ok(call)
@@ -429,7 +430,7 @@ pub fn echo<F: Fabric>(client: &mut LocalClient<F>, args: &[u8]) -> Result<(), C
 /// The failure of a call without a reply.
 pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
     let first = client.first();
-    let mut call = prepared(client, STORE, &words(&[seed]))?;
+    let mut call = prepare_call(client, STORE, &words(&[seed]))?;
     let mut position = 4;
     for (n, &len) in lens.iter().enumerate() {
         let data = pattern_buf(client, first, seed + n as u32, len)?;
@@ -441,7 +442,7 @@ pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) 
     assert_eq!(reply.results(), words(&expected), "lengths of the chunks that the server has read");
     let mut returned = 0;
     for (n, buf) in reply.take_sent().enumerate() {
-        assert!(patterned(seed + n as u32, &buf) && buf.len() == lens[n], "returned memory must be unchanged");
+        assert!(has_pattern(seed + n as u32, &buf) && buf.len() == lens[n], "returned memory must be unchanged");
         returned += 1;
     }
     assert_eq!(returned, lens.len(), "returned Read chunks");
@@ -458,7 +459,7 @@ pub fn load<F: Fabric>(client: &mut LocalClient<F>, seed: u32, chunks: &[(usize,
     let first = client.first();
     let mut args = vec![seed];
     args.extend(chunks.iter().map(|&(_, wanted)| wanted as u32));
-    let mut call = prepared(client, LOAD, &words(&args))?;
+    let mut call = prepare_call(client, LOAD, &words(&args))?;
     for &(capacity, _) in chunks {
         let mut buf = client.alloc(first, capacity)?;
         buf.fill(0xEE);
@@ -473,7 +474,7 @@ fn check_write_chunks(result: CallResult, seed: u32, chunks: &[(usize, usize)]) 
     for (n, &(capacity, wanted)) in chunks.iter().enumerate() {
         let chunk = reply.chunk(n).expect("as many chunks as were offered");
         assert_eq!(chunk.len(), wanted.min(capacity), "length of chunk {n}");
-        assert!(patterned(seed + n as u32, chunk), "chunk {n} must have the pattern of its seed");
+        assert!(has_pattern(seed + n as u32, chunk), "chunk {n} must have the pattern of its seed");
     }
     Ok(())
 }
@@ -484,7 +485,7 @@ fn check_write_chunks(result: CallResult, seed: u32, chunks: &[(usize, usize)]) 
 /// The failure of a call without a reply.
 pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
     let first = client.first();
-    let mut call = prepared(client, MIRROR, &words(&[seed]))?;
+    let mut call = prepare_call(client, MIRROR, &words(&[seed]))?;
     let mut position = 4;
     for (n, &len) in lens.iter().enumerate() {
         let data = pattern_buf(client, first, seed + n as u32, len)?;

@@ -9,7 +9,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::typed::{self, CallOptions, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::{ECHO, PROGRAM, VERSION, With, World, filled, small, small_server};
+use rpcrdma_tests::{ECHO, PROGRAM, VERSION, With, World, is_filled_with, small_config, small_server};
 
 use protocol::Blob;
 
@@ -163,7 +163,7 @@ fn echo_calls(client: &mut LocalClient, count: u64, depth: u64) {
         }
         let busy = client.poll(|done| {
             let reply = done.result.expect("a reply");
-            assert!(filled(done.token as u8, reply.results()), "the results must repeat the token");
+            assert!(is_filled_with(done.token as u8, reply.results()), "the results must repeat the token");
             ended += 1;
         });
         if !busy {
@@ -183,7 +183,7 @@ fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
         let busy = client.poll(|done| {
             let reply = done.result.expect("a reply");
             let chunk = reply.chunk(0).expect("a chunk");
-            assert!(chunk.len() == BULK_LEN && filled(done.token as u8, chunk));
+            assert!(chunk.len() == BULK_LEN && is_filled_with(done.token as u8, chunk));
             ended += 1;
         });
         if !busy {
@@ -203,8 +203,8 @@ fn check_allocations() {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
             // Tables grow with the credit limit, so the limit starts at its maximum, with enough Receives for it.
-            let (max_credits, receives) = (small().limits.credits, 16 * small().limits.credits as usize);
-            let shard = small().with(|c| {
+            let (max_credits, receives) = (small_config().limits.credits, 16 * small_config().limits.credits as usize);
+            let shard = small_config().with(|c| {
                 c.wire.credit_mode = mode;
                 c.debug.remote_invalidate = remote_invalidate;
                 c.debug.batch = batch;

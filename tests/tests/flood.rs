@@ -112,7 +112,7 @@ fn refused_connects_of_another_user_affect_no_client_and_are_rate_limited_in_the
     let mut world = World::new("strangers");
     take_warnings();
     let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     let name = address.to_string().replace("soft:", "rpcrdma/0/");
     let connects = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -152,7 +152,7 @@ async fn panic_with_call(_call: DeferredCall) {
 fn a_refused_call_is_logged_at_level_info() {
     let mut world = World::new("refused");
     let address = world.serve(small_server());
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     echo(&mut client, b"first call").expect("a reply");
     take_warnings();
     log::set_max_level(LevelFilter::Info);
@@ -173,7 +173,7 @@ fn failures_of_one_procedure_do_not_hide_those_of_another_in_the_log() {
         services.add(PROGRAM, VERSION, procedure, Procedure::new(|_| Err(Refusal::SystemError)));
     }
     let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     for _ in 0..MAX_LINES {
         let call = client.prepare(20, 0).expect("a buffer");
         client.call(call).expect_err("SYSTEM_ERR");
@@ -203,7 +203,7 @@ fn a_client_dropped_during_calls_causes_no_warning() {
     let address = world.serve_with(small_server(), services);
     take_warnings();
     for round in 0..40 {
-        let mut client = world.client(&address, small());
+        let mut client = world.client(&address, small_config());
         let first = client.first();
         for token in 0..8 {
             let mut call = client.prepare(if token == 0 { 20 } else { ECHO }, 4).expect("a buffer");
@@ -250,7 +250,7 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
         let (sender, held_calls) = std::sync::mpsc::channel();
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = sender.send(call)));
-        let shard = small().with(|c| {
+        let shard = small_config().with(|c| {
             (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS);
             c.wire.credit_mode = mode;
         });
@@ -311,7 +311,7 @@ fn too_many_abandoned_calls_end_their_connection_while_credits_are_left() {
     let mut services = standard_services();
     services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = sender.send(call)));
     let address = world.serve_with(small_server(), services);
-    let config = small_client(small()).with(|c| {
+    let config = small_client(small_config()).with(|c| {
         c.shard.limits.max_abandoned = 2;
         c.shard.timeouts.progress = Duration::from_millis(200);
     });
@@ -349,8 +349,8 @@ fn a_blocked_shard_is_logged_with_the_procedure() {
         });
         services.add(PROGRAM, VERSION, 20, handler);
         services.add(PROGRAM, VERSION, 21, Procedure::asynchronous(future));
-        let address = world.serve_with(server_config(small().with(|c| c.poll.idle = idle)), services);
-        let mut client = world.client(&address, small());
+        let address = world.serve_with(server_config(small_config().with(|c| c.poll.idle = idle)), services);
+        let mut client = world.client(&address, small_config());
         take_warnings();
         for procedure in [20, 21] {
             let call = client.prepare(procedure, 0).expect("a buffer");
@@ -410,7 +410,7 @@ fn callers_without_an_identity_are_logged_at_a_limited_rate() {
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).cached(cache, by_credential));
     let address = world.serve_with(small_server(), services);
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     for _ in 0..CALLS {
         let call = client.prepare(20, 0).expect("a buffer");
         client.call(call).expect("AUTH_NONE is served");
@@ -445,7 +445,7 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         .add(PROGRAM, VERSION, 25, Procedure::deferred(|_| panic!("cause {}", 7)))
         .add(PROGRAM, VERSION, 26, Procedure::asynchronous(panic_with_call));
     let address = world.serve_with(config, services);
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     let system_error = Err(CallError::Refused(Refusal::SystemError));
     let failed = |world: &World| world.server().stats().iter().map(|shard| shard.calls_failed).sum::<u64>();
     // Failures that cause one line: the panic or the error of a handler, on the shard or on a worker.
@@ -486,14 +486,14 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error);
     }
     // A second server cannot start a call, because the call needs more buffers than the server has.
-    let few_buffers = small().with(|c| {
+    let few_buffers = small_config().with(|c| {
         c.memory.bulk_buffers = vec![(1 << 20, 1)];
         c.memory.long_buffers = vec![];
     });
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
     let address = world.serve_with(rpcrdma::server::ServerConfig { shard: few_buffers, ..small_server() }, services);
-    let mut other = world.client(&address, small());
+    let mut other = world.client(&address, small_config());
     let mut call = other.prepare(24, 0).expect("a buffer");
     for _ in 0..2 {
         let result = other.alloc(other.first(), 1 << 20).expect("a buffer");

@@ -53,7 +53,7 @@ fn run_tune(program: &Path, directory: &Path, mut seconds: f64, arguments: &str)
 }
 
 /// The benchmark program is a script around `rpcperf`. It replaces the measured rate: by 4000 calls per second if one
-/// Send in 4 is signalled, otherwise by 1000.
+/// Send in 4 is signaled, otherwise by 1000.
 #[test]
 fn tune_finds_a_deliberately_bad_knob() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -171,9 +171,9 @@ impl<'a, W: Write> Decoder<'a, W> {
             fragments += u64::from(datagram.is_some_and(|datagram| datagram.is_fragment));
             let is_cut_short = packet.is_cut_short() || datagram.is_some_and(|datagram| datagram.is_cut_short);
             let truncated_before = roce.truncated();
-            let roce_send = roce.packet(&packet).map(CaptureEvent::Send);
+            let roce_send = roce.read_packet(&packet).map(CaptureEvent::Send);
             cut_short += u64::from(is_cut_short || roce.truncated() > truncated_before);
-            for event in roce_send.into_iter().chain(iwarp.packet(&packet)) {
+            for event in roce_send.into_iter().chain(iwarp.read_packet(&packet)) {
                 match event {
                     CaptureEvent::Send(send) => {
                         sends += 1;

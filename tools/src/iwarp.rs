@@ -102,9 +102,9 @@ impl Default for Stage {
 
 impl Reassembler {
     /// Reads a packet. Returns the events that it completes.
-    pub fn packet(&mut self, packet: &Packet<'_>) -> Vec<CaptureEvent> {
+    pub fn read_packet(&mut self, packet: &Packet<'_>) -> Vec<CaptureEvent> {
         let mut events = Vec::new();
-        let Some(StreamBytes { direction, begins, follows_gap, bytes }) = self.streams.packet(packet) else {
+        let Some(StreamBytes { direction, begins, follows_gap, bytes }) = self.streams.read_packet(packet) else {
             return events;
         };
         if begins && self.directions.contains_key(&direction) {

@@ -85,7 +85,7 @@ const fn decode_send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
 
 impl Reassembler {
     /// Reads a packet. Returns the Send that it completes, if any.
-    pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
+    pub fn read_packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
         let Datagram { source, destination, protocol, payload: udp, is_fragment, .. } = Datagram::parse(packet)?;
         if is_fragment || protocol != UDP || be16(udp, 2)? != UDP_PORT {
             return None;

@@ -35,7 +35,7 @@ impl FromStr for Target {
             None => (None, text.parse()?),
         };
         let scheme = text.split_once(':').map_or(text, |(scheme, _)| scheme);
-        let fabric = Fabric::of_scheme(scheme);
+        let fabric = Fabric::from_scheme(scheme);
         Ok(Self { text: text.to_owned(), fabric, device: named.map(|named| named.name), address })
     }
 }

@@ -125,7 +125,7 @@ impl Stream {
 
 impl Streams {
     /// Reads a packet. Returns the next bytes of its direction, if any are new.
-    pub fn packet(&mut self, packet: &Packet<'_>) -> Option<StreamBytes> {
+    pub fn read_packet(&mut self, packet: &Packet<'_>) -> Option<StreamBytes> {
         let datagram = Datagram::parse(packet).filter(|datagram| datagram.protocol == TCP && !datagram.is_fragment)?;
         let header: &[u8; HEADER] = datagram.payload.first_chunk()?;
         let payload = datagram.payload.get(usize::from(header[12] >> 4) * 4..)?;

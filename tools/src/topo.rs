@@ -144,7 +144,7 @@ fn machine_text(topology: &Topology, devices: &[Device]) -> String {
         text.push_str("without a node\n");
         write_node(&mut text, topology, devices, None);
     }
-    let denied = topology.online().without(&topology.allowed());
+    let denied = topology.online().difference(&topology.allowed());
     let isolated: CoreList = topology.cores.iter().filter(|core| core.isolated).map(|core| core.id).collect();
     for (what, cores) in
         [("isolated", &isolated), ("offline", &topology.offline), ("unavailable to this process", &denied)]

@@ -3,25 +3,25 @@
 use std::time::Duration;
 
 /// Formats a count or a rate with three digits and a unit.
-pub(crate) fn count(value: f64) -> String {
+pub(crate) fn format_count(value: f64) -> String {
     scaled(value, &["", "k", "M", "G", "T", "P", "E"], 1000.0)
 }
 
 /// Formats a number of bytes, in units of 1024.
-pub(crate) fn bytes(value: f64) -> String {
+pub(crate) fn format_bytes(value: f64) -> String {
     scaled(value, &["", "K", "M", "G", "T", "P", "E"], 1024.0)
 }
 
 /// Formats nanoseconds as a time.
-pub(crate) fn time(nanoseconds: f64) -> String {
+pub(crate) fn format_time(nanoseconds: f64) -> String {
     match nanoseconds {
         short if short < 1e9 => scaled(short, &["ns", "µs", "ms"], 1000.0),
-        long => span(long as u64),
+        long => format_span(long as u64),
     }
 }
 
 /// Formats a long time, given in nanoseconds, in its two largest units.
-pub(crate) fn span(nanoseconds: u64) -> String {
+pub(crate) fn format_span(nanoseconds: u64) -> String {
     let seconds = Duration::from_nanos(nanoseconds).as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -33,7 +33,7 @@ pub(crate) fn span(nanoseconds: u64) -> String {
 }
 
 /// Formats a fraction as a percentage.
-pub(crate) fn percent(part: f64) -> String {
+pub(crate) fn format_percent(part: f64) -> String {
     let percent = part * 100.0;
     let digits = usize::from(percent > 0.0 && percent < 9.95);
     format!("{percent:.digits$}%")
@@ -77,15 +77,21 @@ mod tests {
             (11_300_000.0, "11.3M"),
             (1.8e19, "18.0E"),
         ] {
-            assert_eq!(count(value), text);
+            assert_eq!(format_count(value), text);
         }
-        assert_eq!((time(950.0), time(1500.0), time(2.5e6)), ("950ns".into(), "1.50µs".into(), "2.50ms".into()));
-        assert_eq!((time(6e10), bytes(65536.0), percent(0.456)), ("1m00s".into(), "64.0K".into(), "46%".into()));
-        assert_eq!((span(59_999_999_999), span(3_720_000_000_000)), ("59s".into(), "1h02m".into()));
-        assert_eq!(span(200_000_000_000_000), "2d07h");
+        assert_eq!(
+            (format_time(950.0), format_time(1500.0), format_time(2.5e6)),
+            ("950ns".into(), "1.50µs".into(), "2.50ms".into())
+        );
+        assert_eq!(
+            (format_time(6e10), format_bytes(65536.0), format_percent(0.456)),
+            ("1m00s".into(), "64.0K".into(), "46%".into())
+        );
+        assert_eq!((format_span(59_999_999_999), format_span(3_720_000_000_000)), ("59s".into(), "1h02m".into()));
+        assert_eq!(format_span(200_000_000_000_000), "2d07h");
         let mut value = 0.001;
         while value < 1e20 {
-            for text in [count(value), bytes(value), time(value)] {
+            for text in [format_count(value), format_bytes(value), format_time(value)] {
                 assert!(text.chars().count() <= 6 || value > 1e18, "{value}: {text}");
             }
             value *= 1.07;

@@ -174,7 +174,7 @@ pub(crate) struct EngineArgs {
     /// The client revokes exposed memory, instead of the server by Send With Invalidate
     #[arg(long)]
     pub(crate) no_remote_invalidate: bool,
-    /// One signalled Send per N Sends
+    /// One signaled Send per N Sends
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub(crate) signal_every: u32,
     /// Alignment of chunks in the server's memory, in bytes, for example as O_DIRECT requires

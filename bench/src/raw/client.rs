@@ -134,7 +134,7 @@ impl<F: Fabric> RawTarget<F> {
             send_queue_depth: send_queue_depth(&spec),
             own_receive_queue: Some(hello.receives() as u32),
             windows: 0,
-            rnr_retry: 7,
+            rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY,
             ..ConnectParams::default()
         };
         let mut target = Self {
@@ -297,7 +297,7 @@ impl<F: Fabric> Target for RawTarget<F> {
         let link = &mut self.links[index];
         link.tokens.push_back(token);
         link.begun += 1;
-        let signalled = if spec.is_answered() {
+        let signaled = if spec.is_answered() {
             // This completion only frees memory and queue entries.
             link.begun.is_multiple_of(u64::from(SIGNAL_EVERY))
         } else {
@@ -318,10 +318,10 @@ impl<F: Fabric> Target for RawTarget<F> {
             _ => send(spec.size)?,
         };
         if spec.op == RawOp::Write && spec.is_answered() {
-            link.chain.push(Posting { wr_id: 0, signalled: false, wr });
-            link.chain.push(Posting { wr_id, signalled, wr: send(NOTIFICATION)? });
+            link.chain.push(Posting { wr_id: 0, signaled: false, wr });
+            link.chain.push(Posting { wr_id, signaled, wr: send(NOTIFICATION)? });
         } else {
-            link.chain.push(Posting { wr_id, signalled, wr });
+            link.chain.push(Posting { wr_id, signaled, wr });
         }
         Ok(())
     }
@@ -331,7 +331,7 @@ impl<F: Fabric> Target for RawTarget<F> {
             for &index in &self.gathered {
                 // Without this signal the last outstanding requests might never complete.
                 if let Some(newest) = self.links[index].chain.last_mut() {
-                    newest.signalled = true;
+                    newest.signaled = true;
                 }
             }
         }

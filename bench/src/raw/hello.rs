@@ -15,7 +15,7 @@ pub(crate) const WELCOME_BYTES: usize = 24;
 pub(crate) const MAX_MEMORY: usize = 1 << 30;
 /// Receives posted beyond `depth`, so that they can be posted in chains.
 pub(crate) const SPARE_RECEIVES: usize = 32;
-/// Sends per signalled Send, if no operation waits for the completion.
+/// Sends per signaled Send, if no operation waits for the completion.
 pub(crate) const SIGNAL_EVERY: u32 = 16;
 
 /// Encodes a message after its first bytes.

@@ -187,7 +187,7 @@ impl<F: Fabric> RawServer<F> {
             send_queue_depth: hello.depth + 2 * SIGNAL_EVERY,
             own_receive_queue: Some(hello.receives() as u32),
             windows: 1,
-            rnr_retry: 7,
+            rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY,
             ..ConnectParams::default()
         };
         let qp = match self.fabric.accept(request, &params) {
@@ -261,7 +261,7 @@ impl<F: Fabric> RawServer<F> {
             let mem = exposed.memory.clone();
             let len = mem.len();
             let wr = WorkRequest::Bind { window, mem, offset: 0, len, access: Access::REMOTE };
-            peer.chain.push(Posting { wr_id: 0, signalled: true, wr });
+            peer.chain.push(Posting { wr_id: 0, signaled: true, wr });
         }
         // Some receives could not be posted before the connection was established.
         self.fabric.post_recv(Some(qp), &mut peer.unposted);
@@ -306,8 +306,8 @@ impl<F: Fabric> RawServer<F> {
 impl RawPeer {
     fn send(&mut self, buf: Buf) {
         self.sends = self.sends.wrapping_add(1);
-        let signalled = self.sends.is_multiple_of(SIGNAL_EVERY);
+        let signaled = self.sends.is_multiple_of(SIGNAL_EVERY);
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-        self.chain.push(Posting { wr_id: 0, signalled, wr });
+        self.chain.push(Posting { wr_id: 0, signaled, wr });
     }
 }

@@ -140,12 +140,12 @@ impl FabricError {
     }
 
     /// The peer breaks the fabric's own protocol.
-    pub(crate) fn peer(what: impl fmt::Display) -> Self {
+    pub(crate) fn peer_violation(what: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Peer, format_args!("{PEER}{what}"))
     }
 
     /// The peer closed or refused the connection before it was established.
-    pub(crate) fn closed(what: impl fmt::Display) -> Self {
+    pub(crate) fn connection_closed(what: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Closed, format_args!("{PEER}{what}"))
     }
 
@@ -156,7 +156,7 @@ impl FabricError {
 
     /// The verbs fabric does not support iWARP devices.
     #[cfg(feature = "verbs")]
-    pub(crate) fn iwarp(device: impl fmt::Display) -> Self {
+    pub(crate) fn unsupported_iwarp(device: impl fmt::Display) -> Self {
         let text = format_args!(
             "{device} is an iWARP device: these have no memory windows, which the verbs fabric needs \
              (addresses `iwarp:HOST:PORT` reach iWARP devices over plain TCP)"

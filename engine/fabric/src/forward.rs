@@ -51,7 +51,7 @@ macro_rules! over_sockets {
         }
 
         fn flow(&mut self, qp: QpId) -> Option<Flow> {
-            self.table.get(qp).map(|qp| qp.flow())
+            self.table.get_mut(qp).map(|qp| qp.flow())
         }
 
         #[inline]

@@ -52,11 +52,11 @@
 macro_rules! with_defaults {
     (
         $(#[$meta:meta])* pub struct $name:ident {
-            $($(#[$of_field:meta])* pub $field:ident: $type:ty = $default:expr,)*
+            $($(#[$field_meta:meta])* pub $field:ident: $type:ty = $default:expr,)*
         }
     ) => {
         $(#[$meta])*
-        pub struct $name { $($(#[$of_field])* pub $field: $type,)* }
+        pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
 
         impl Default for $name {
             fn default() -> Self {
@@ -321,7 +321,7 @@ pub struct Posting {
     /// The value that the completion returns.
     pub wr_id: u64,
     /// If false, only a failure of the request produces a completion.
-    pub signalled: bool,
+    pub signaled: bool,
     /// The operation.
     pub wr: WorkRequest,
 }
@@ -475,6 +475,11 @@ with_defaults! {
     }
 }
 
+impl ConnectParams {
+    /// The [`rnr_retry`](Self::rnr_retry) for unlimited retries.
+    pub const UNLIMITED_RNR_RETRY: u8 = 7;
+}
+
 /// A connect request that waits for [`Fabric::accept`] or [`Fabric::reject`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u64);
@@ -568,9 +573,9 @@ pub struct FabricStats {
     pub posts: u64,
     /// Notifications of new work, to the device or the peer.
     pub doorbells: u64,
-    /// Work requests posted with `signalled`.
+    /// Work requests posted with `signaled`.
     #[cfg_attr(feature = "serde", serde(rename = "work_requests_signalled"))]
-    pub signalled: u64,
+    pub signaled: u64,
     /// Receives posted.
     #[cfg_attr(feature = "serde", serde(rename = "receives"))]
     pub recv_posts: u64,

@@ -61,34 +61,36 @@ impl<Qp> QpTable<Qp> {
         Some(qp)
     }
 
+    /// The queue pair with this identifier, for changes.
     #[inline]
-    pub(super) fn get(&mut self, id: QpId) -> Option<&mut Qp> {
+    pub(super) fn get_mut(&mut self, id: QpId) -> Option<&mut Qp> {
         let slot = self.slots.get_mut(id.slot as usize)?;
         if slot.generation == id.generation { slot.qp.as_deref_mut() } else { None }
     }
 
-    /// The queue pair with this identifier.
+    /// The queue pair with this identifier, for changes; an error if there is none.
     ///
     /// # Errors
     /// No queue pair has this identifier.
-    pub(super) fn find(&mut self, id: QpId) -> Result<&mut Qp, FabricError> {
-        self.get(id).ok_or_else(|| FabricError::misuse(format_args!("unknown queue pair {id:?}")))
+    pub(super) fn require_mut(&mut self, id: QpId) -> Result<&mut Qp, FabricError> {
+        self.get_mut(id).ok_or_else(|| FabricError::misuse(format_args!("unknown queue pair {id:?}")))
     }
 
+    /// The queue pair with this identifier.
     #[inline]
-    pub(super) fn peek(&self, id: QpId) -> Option<&Qp> {
+    pub(super) fn get(&self, id: QpId) -> Option<&Qp> {
         let slot = self.slots.get(id.slot as usize)?;
         if slot.generation == id.generation { slot.qp.as_deref() } else { None }
     }
 
-    /// The current queue pair of a slot.
+    /// The current queue pair of a slot, for changes.
     #[inline]
-    pub(super) fn at(&mut self, slot: u32) -> Option<&mut Qp> {
+    pub(super) fn get_by_slot_mut(&mut self, slot: u32) -> Option<&mut Qp> {
         self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
     }
 
-    /// The current queue pair of a slot, read-only.
-    pub(super) fn peek_at(&self, slot: u32) -> Option<&Qp> {
+    /// The current queue pair of a slot.
+    pub(super) fn get_by_slot(&self, slot: u32) -> Option<&Qp> {
         self.slots.get(slot as usize)?.qp.as_deref()
     }
 

@@ -218,7 +218,7 @@ impl CallError {
 
     /// Converts an error of missing local memory to the error of a call that the server has answered.
     #[doc(hidden)]
-    pub const fn of_reply(self) -> Self {
+    pub const fn into_reply_error(self) -> Self {
         match self {
             Self::NoMemory { needed, knob } | Self::TooLong { needed, knob, .. } => {
                 Self::NoReplyBuffer { needed, knob }

@@ -36,7 +36,7 @@ pub(super) struct ListKinds {
 impl DecodedLists {
     /// The kinds of lists that were decoded by layout; `None` if there are none.
     ///
-    /// For a header that was checked as a whole, [`ListKinds::of`] returns the kinds.
+    /// For a header that was checked as a whole, [`ListKinds::from_view`] returns the kinds.
     #[inline]
     pub(super) fn kinds(&self) -> Option<ListKinds> {
         match self {
@@ -49,7 +49,7 @@ impl DecodedLists {
 impl ListKinds {
     /// The kinds of lists in a checked header; `None` without lists.
     #[inline]
-    pub(super) fn of(view: &View<'_>) -> Option<Self> {
+    pub(super) fn from_view(view: &View<'_>) -> Option<Self> {
         let long = view.htype() == HeaderType::Nomsg;
         view.has_chunks().then(|| Self { long, reads: view.reads().next().is_some() })
     }
@@ -60,7 +60,7 @@ impl DecodedHeader {
     ///
     /// `response` tells whether the message is a response, which a header of version 1 does not show.
     pub(super) fn checked(view: &View<'_>, response: bool) -> Self {
-        Self { head: Head::of(view, response), lists: DecodedLists::Checked(view.detach()) }
+        Self { head: Head::from_view(view, response), lists: DecodedLists::Checked(view.detach()) }
     }
 
     /// The view of the header's message; `None` unless the header was checked as a whole.

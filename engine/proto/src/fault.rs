@@ -307,7 +307,7 @@ impl Refusal {
     /// The refusal in a reply; `None` for success.
     #[inline]
     #[doc(hidden)]
-    pub fn of(reply: &ReplyBody<'_>) -> Option<Self> {
+    pub fn from_reply_body(reply: &ReplyBody<'_>) -> Option<Self> {
         match reply {
             ReplyBody::Accepted { stat, .. } => match *stat {
                 AcceptStat::Success => None,

@@ -4,6 +4,15 @@ use super::ConnConfig;
 use super::decoded_header::{DecodedHeader, DecodedLists};
 use crate::wire::{Head, HeadLayout};
 
+/// Direction of an RPC message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageDirection {
+    /// From the caller.
+    Call,
+    /// To the caller.
+    Reply,
+}
+
 /// Layouts of the peer's headers. They decode most headers without a check of the whole message.
 #[derive(Debug)]
 pub struct HeaderLayouts {
@@ -33,13 +42,15 @@ impl HeaderLayouts {
         self.decoder = layout.filter(|_| self.by_layout);
     }
 
-    /// Whether a plain message is a reply; `None` if the message is not plain.
+    /// The direction of a plain message; `None` if the message is not plain.
     ///
-    /// A plain message is in one piece, without chunks, and has a windowed header. [`Head::of_windowed`] reads that
+    /// A plain message is in one piece, without chunks, and has a windowed header. [`Head::from_windowed`] reads that
     /// header, so that an owner with a function for each direction need not [decode](Self::decode) it.
     #[inline]
-    pub fn plain_direction(&self, message: &[u8]) -> Option<bool> {
-        if self.decoder == Some(HeadLayout::V2Windowed) { Head::windowed_direction(message) } else { None }
+    pub fn plain_direction(&self, message: &[u8]) -> Option<MessageDirection> {
+        self.decoder.filter(|&layout| layout == HeadLayout::V2Windowed)?;
+        let is_reply = Head::windowed_direction(message)?;
+        Some(if is_reply { MessageDirection::Reply } else { MessageDirection::Call })
     }
 
     /// Decodes a header of the expected layout. `None` for a header that must be checked as a whole.

@@ -50,7 +50,7 @@
 //! let mut server = Connection::new(config);
 //!
 //! // The first messages exchange properties. Then the client sends the call.
-//! let (call, _) = client.start_call(7, u64::MAX, 0, false).expect("a slot");
+//! let call = client.start_call(7, u64::MAX, 0, false).expect("a slot").id;
 //! let mut answered = None;
 //! while answered.is_none() {
 //!     for message in transmit(&mut client, b"a call  ") {
@@ -74,7 +74,7 @@
 //! assert!(client.status().is_idle && server.status().is_idle && !client.has_output());
 //!
 //! // The device reports that the connection has ended, before a call was sent.
-//! let (call, _) = client.start_call(8, u64::MAX, 0, false).expect("a slot");
+//! let call = client.start_call(8, u64::MAX, 0, false).expect("a slot").id;
 //! assert_eq!(client.fail_next_call(), Some((call, 8, CallError::ConnectionLost { sent: false })));
 //! ```
 //!
@@ -154,7 +154,7 @@ pub use call_error::Defect;
 pub use call_error::{CallError, CallProgress, ErrorParty, InvalidCall};
 pub use calls::{CallId, CallTable};
 pub use config::ConnConfig;
-pub use connection::{CharacteristicChanges, Connection, ConnectionStatus, Form};
+pub use connection::{CharacteristicChanges, Connection, ConnectionStatus, Form, StartedCall};
 pub use counters::Counters;
 pub use credits::{CreditMode, CreditWords, Credits, MAX_CREDITS, MIN_CREDITS};
 pub use decoded_header::{DecodedHeader, DecodedLists};
@@ -164,6 +164,6 @@ pub use fault::HandlerFailure;
 pub use fault::{Knob, PeerFault, Refusal, RejectReason};
 pub use form::{CallForm, CallLengths, CallPlan, FormLimits, MIN_LAST_PART, ReplyForm, choose_call, choose_reply};
 pub use inbound::{InboundId, InboundTable};
-pub use layouts::HeaderLayouts;
+pub use layouts::{HeaderLayouts, MessageDirection};
 pub use limits::{CHUNK_LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
 pub use negotiate::{ConnectionTerms, FIRST_MESSAGE_LEN, Phase, Session, connect_data};

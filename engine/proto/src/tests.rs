@@ -359,7 +359,7 @@ fn negotiated_client() -> (Connection, CallId) {
     let hello = client.poll_transmit().unwrap();
     client.write_header(hello, &Form::INLINE, &mut buf, 512).unwrap();
     handle(&mut client, &words(&[0, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
-    let call = client.start_call(1, u64::MAX, 0, false).unwrap().0;
+    let call = client.start_call(1, u64::MAX, 0, false).unwrap().id;
     assert_eq!(client.poll_transmit(), Some(Outgoing::Call(call)));
     client.write_header(Outgoing::Call(call), &Form::INLINE, &mut buf, 512).unwrap();
     (client, call)
@@ -439,15 +439,15 @@ fn a_message_stays_next_until_its_header_is_written() {
 fn a_message_in_parts_holds_back_others_until_its_last_part() {
     for no_memory in [false, true] {
         let (mut client, _) = negotiated_client();
-        let (call, is_sent) = client.start_call(2, u64::MAX, 0, true).unwrap();
-        assert!(is_sent);
+        let StartedCall { id: call, may_send } = client.start_call(2, u64::MAX, 0, true).unwrap();
+        assert!(may_send);
         let mut buf = [0; 512];
         if no_memory {
             assert_eq!(client.write_header(Outgoing::Call(call), &Form::PART, &mut [], 0), None);
         } else {
             client.write_header(Outgoing::Call(call), &Form::PART, &mut buf, 512).unwrap();
         }
-        assert!(!client.start_call(3, u64::MAX, 0, true).unwrap().1);
+        assert!(!client.start_call(3, u64::MAX, 0, true).unwrap().may_send);
         for form in [Form::PART, Form::INLINE] {
             assert_eq!(client.poll_transmit(), Some(Outgoing::Continue));
             client.write_header(Outgoing::Call(call), &form, &mut buf, 512).unwrap();
@@ -469,7 +469,7 @@ fn thresholds_of_version_1_come_from_private_data() {
 fn a_keep_alive_does_not_use_the_message_beyond_the_limit() {
     let (mut client, _) = negotiated_client();
     for token in 2..=8 {
-        let call = client.start_call(token, u64::MAX, 0, false).unwrap().0;
+        let call = client.start_call(token, u64::MAX, 0, false).unwrap().id;
         assert_eq!(client.poll_transmit(), Some(Outgoing::Call(call)));
         client.write_header(Outgoing::Call(call), &Form::INLINE, &mut [0; 512], 512).unwrap();
     }

@@ -88,7 +88,7 @@ impl ConfigError {
 
 impl From<ConfigError> for StartError {
     fn from(error: ConfigError) -> Self {
-        Self::of(StartErrorKind::Config, error)
+        Self::from_error(StartErrorKind::Config, error)
     }
 }
 

@@ -284,7 +284,7 @@ fn fit_limit<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, open: usize) 
     // A version 1 client without reverse calls grants no credits.
     if wanted != credits && credits != 0 && conn.stage() == Stage::Open {
         conn.proto.set_credit_limit(wanted);
-        conn.fit();
+        conn.grow_served_slots();
     }
     cx.update_reservation(conn);
 }

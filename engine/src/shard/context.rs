@@ -284,7 +284,7 @@ impl<F: Fabric> ShardContext<F> {
 
     /// Requests completions of a connection's unsignaled replies.
     pub(super) fn request_completion(&mut self, conn: &mut Conn) {
-        if conn.sends.has_unsignalled() {
+        if conn.sends.has_unsignaled() {
             self.write_empty(conn);
         }
     }
@@ -619,11 +619,11 @@ mod tests {
     use super::*;
     use crate::proto::{ConnConfig, Connection};
     use crate::shard::connection::close_reason::LocalClose;
-    use crate::shard::testing::{context, open_conn, small};
+    use crate::shard::testing::{context, open_conn, small_config};
 
     #[test]
     fn a_closed_connection_ends_in_the_next_control_run() {
-        let mut cx = context(small());
+        let mut cx = context(small_config());
         let qp = open_conn(0, true).qp();
         cx.conns.insert(open_conn(0, true));
         assert!(cx.schedule.take_control_due(0, std::time::Duration::from_secs(1)));
@@ -635,7 +635,7 @@ mod tests {
 
     #[test]
     fn chains_are_counted_by_length_and_receives_posted() {
-        let mut cx = context(small());
+        let mut cx = context(small_config());
         assert!(cx.memory.receives.posted() > 0 && cx.memory.receives.suffice());
         let mut conn = open_conn(0, true);
         cx.post_chain(&mut conn);

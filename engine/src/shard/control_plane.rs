@@ -209,7 +209,7 @@ impl<F: Fabric> Shard<F> {
             responder_resources: read_depth,
             windows: windows.clamp(1, MAX_WINDOWS) as u32,
             // Receives are shared, so another peer's excess must not end this connection.
-            rnr_retry: 7,
+            rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY,
             // Version 1 reads its inline thresholds from the private data (RFC 8797), which version 2 ignores.
             private_data: connect_data(self.cx.memory.sizes.announced, self.cx.config.debug.remote_invalidate).to_vec(),
             ..ConnectParams::default()

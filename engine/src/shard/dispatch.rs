@@ -5,7 +5,7 @@ use super::connection::close_reason::PEER_FAULTS;
 use super::connection::{Conn, Stage};
 use super::continued_messages::receive_part;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{CallError, DecodedLists, Event, Knob, PeerFault, ReceivedMessage, RejectReason};
+use crate::proto::{CallError, DecodedLists, Event, Knob, MessageDirection, PeerFault, ReceivedMessage, RejectReason};
 use crate::wire::{ErrorBody, Head};
 
 impl<F: Fabric> Shard<F> {
@@ -15,8 +15,8 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     pub(super) fn dispatch_message(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         match conn.proto.layouts().plain_direction(&message) {
-            Some(false) => self.dispatch_call(conn, message),
-            Some(true) => self.dispatch_reply(conn, message, invalidated),
+            Some(MessageDirection::Call) => self.dispatch_call(conn, message),
+            Some(MessageDirection::Reply) => self.dispatch_reply(conn, message, invalidated),
             None => self.dispatch_other(conn, message, invalidated),
         }
     }
@@ -26,7 +26,7 @@ impl<F: Fabric> Shard<F> {
         if self.must_ignore(conn) {
             return;
         }
-        let head = Head::of_windowed(&message, false);
+        let head = Head::from_windowed(&message, false);
         let ReceivedMessage::Call { id } = conn.proto.handle_message(&message, Some(&head.into())) else {
             return self.handle_events(conn, message, None);
         };
@@ -39,7 +39,7 @@ impl<F: Fabric> Shard<F> {
         if self.must_ignore(conn) {
             return;
         }
-        let header = Head::of_windowed(&message, true).into();
+        let header = Head::from_windowed(&message, true).into();
         let ReceivedMessage::Reply { call, token } = conn.proto.handle_message(&message, Some(&header)) else {
             return self.handle_events(conn, message, invalidated);
         };
@@ -149,7 +149,7 @@ impl<F: Fabric> Shard<F> {
                 let error = match error {
                     // Only the shard knows whether its pool has such buffers at all.
                     CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => {
-                        cx.memory.missing_buffer(needed).of_reply()
+                        cx.memory.missing_buffer(needed).into_reply_error()
                     }
                     other => other,
                 };
@@ -189,11 +189,11 @@ impl<F: Fabric> Shard<F> {
 mod tests {
     use super::*;
     use crate::shard::ShardEvent;
-    use crate::shard::testing::{NoDevice, call, message, new_conn, received, small};
+    use crate::shard::testing::{NoDevice, call, message, new_conn, received, small_config};
 
     /// Handles the first message of a client, in this stage.
     fn first_message(stage: Stage) -> (Shard<NoDevice>, Box<Conn>) {
-        let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
+        let mut shard = Shard::open(NoDevice::default(), small_config(), None).expect("memory");
         let mut conn = new_conn(0, true);
         if stage != Stage::Connecting {
             conn.enter(stage);

@@ -460,13 +460,13 @@ mod tests {
     use super::*;
     use crate::cross_thread::slot::{ResultTicket, oneshot};
     use crate::shard::SimulatedTime;
-    use crate::shard::testing::{NoDevice, open_conn, small};
+    use crate::shard::testing::{NoDevice, open_conn, small_config};
 
     type Wait = ResultTicket<Result<Buf, CallError>>;
 
     /// A shard with a connection that has a buffer of each of two sizes.
     fn shard() -> (Shard<NoDevice>, ConnRef, SimulatedTime) {
-        let mut config = small();
+        let mut config = small_config();
         config.memory.bulk_buffers = vec![(4096, 1), (65536, 1)];
         let mut shard = Shard::open(NoDevice::default(), config, None).expect("memory");
         let time = SimulatedTime::default();

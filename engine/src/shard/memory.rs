@@ -266,7 +266,7 @@ impl ShardMemory {
 mod tests {
     use super::*;
     use crate::shard::admission::receive_budget::ReceiveReservation;
-    use crate::shard::testing::{context, small};
+    use crate::shard::testing::{context, small_config};
 
     /// The free buffers of a Receive's size, and those of the next size.
     fn free(memory: &ShardMemory) -> [usize; 2] {
@@ -278,7 +278,7 @@ mod tests {
     /// `small` has 64 `message_buffers`.
     #[test]
     fn receives_that_are_not_needed_leave_buffers_to_calls() {
-        let mut memory = context(small()).memory;
+        let mut memory = context(small_config()).memory;
         let mut reservation = ReceiveReservation::default();
         memory.receives.reserve(&mut reservation, 250, 0);
         let [own, longer] = free(&memory);
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_chunk_is_aligned_if_any_buffer_has_room_for_that() {
-        let mut config = small();
+        let mut config = small_config();
         (config.memory.chunk_align, config.memory.bulk_buffers) = (4096, vec![(1 << 17, 2)]);
         let memory = context(config.clone()).memory;
         let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];

@@ -323,7 +323,7 @@ impl<F: Fabric> Shard<F> {
     /// Statistics so far, with those of some connections.
     ///
     /// [`ShardStats::peers`] has at most `connections` entries, for the lowest slots.
-    pub fn stats_with_connections(&mut self, connections: usize) -> ShardStats {
+    pub fn stats_with_connections(&mut self, max_connections: usize) -> ShardStats {
         let now = self.cx.clock.read();
         let mut stats = self.cx.stats.clone();
         self.cx.record_batches(&mut stats);
@@ -343,7 +343,7 @@ impl<F: Fabric> Shard<F> {
             stats.credits_granted += u64::from(conn.proto.credits().credit_limit());
             stats.credits_used += u64::from(conn.proto.status().credits_used);
         }
-        stats.peers = self.cx.conns.iter().take(connections).map(|conn| connection_stats(conn, now)).collect();
+        stats.peers = self.cx.conns.iter().take(max_connections).map(|conn| connection_stats(conn, now)).collect();
         self.cx.memory.receives.add_to(&mut stats);
         self.responder.add_to(&mut stats, now);
         stats

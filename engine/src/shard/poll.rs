@@ -368,13 +368,13 @@ mod tests {
     use super::*;
     use crate::proto::ReceivedMessage;
     use crate::shard::SimulatedTime;
-    use crate::shard::testing::{NoDevice, call, message, open_conn, received, small};
+    use crate::shard::testing::{NoDevice, call, message, open_conn, received, small_config};
     use crate::wire::ErrorBody;
 
     /// A shard whose connection lacks a buffer after the first turns, and all buffers of its pool.
     fn starved_shard() -> (Shard<NoDevice>, SimulatedTime, Vec<rpcrdma_mempool::Buf>) {
         let time = SimulatedTime::new();
-        let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
+        let mut shard = Shard::open(NoDevice::default(), small_config(), None).expect("memory");
         shard.simulate(&time);
         let mut conn = open_conn(0, true);
         let buf = shard.alloc(100).expect("a buffer");
@@ -423,7 +423,7 @@ mod tests {
         let reject_time = Some((time.clone(), Duration::from_micros(10)));
         let mut device = NoDevice::default();
         (device.connect_requests, device.reject_time) = (20, reject_time);
-        let mut shard = Shard::open(device, small(), None).expect("memory");
+        let mut shard = Shard::open(device, small_config(), None).expect("memory");
         shard.simulate(&time);
         let mut answered = |turn: Duration| {
             time.advance(turn);

@@ -15,7 +15,7 @@ pub(super) struct SendQueue {
     chain: Vec<Posting>,
     /// Numbers of the last Send, the last signaled one, and the last completed one. Numbers wrap.
     sends: u32,
-    signalled: u32,
+    signaled: u32,
     completed: u32,
     /// Whether the next Send is signaled in any case.
     signal_next: bool,
@@ -32,7 +32,7 @@ impl SendQueue {
         Self {
             chain: Vec::with_capacity(64),
             sends: 0,
-            signalled: 0,
+            signaled: 0,
             completed: 0,
             signal_next: false,
             writer: 0,
@@ -50,13 +50,13 @@ impl SendQueue {
     /// Queues an unsignaled work request.
     #[inline]
     pub(super) fn push(&mut self, wr: WorkRequest) {
-        push(&mut self.chain, || Posting { wr_id: 0, signalled: false, wr });
+        push(&mut self.chain, || Posting { wr_id: 0, signaled: false, wr });
     }
 
     /// Queues a work request other than a Send, with an identifier for its completion.
     #[inline(always)]
-    pub(super) fn push_named(&mut self, wr_id: u64, signalled: bool, wr: impl FnOnce() -> WorkRequest) {
-        push(&mut self.chain, || Posting { wr_id, signalled, wr: wr() });
+    pub(super) fn push_named(&mut self, wr_id: u64, signaled: bool, wr: impl FnOnce() -> WorkRequest) {
+        push(&mut self.chain, || Posting { wr_id, signaled, wr: wr() });
     }
 
     /// Signals the next Send, because calls wait for the memory that its completion returns.
@@ -72,13 +72,13 @@ impl SendQueue {
             return self.grow_and_push_send(buf, invalidate, signal_every);
         }
         self.sends = self.sends.wrapping_add(1);
-        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every || self.signal_next;
-        if signalled {
-            self.signalled = self.sends;
+        let signaled = self.sends.wrapping_sub(self.signaled) >= signal_every || self.signal_next;
+        if signaled {
+            self.signaled = self.sends;
             self.signal_next = false;
         }
         let wr = WorkRequest::Send { buf, invalidate, fence: false };
-        self.chain.push(Posting { wr_id: u64::from(self.sends), signalled, wr });
+        self.chain.push(Posting { wr_id: u64::from(self.sends), signaled, wr });
     }
 
     #[cold]
@@ -92,10 +92,10 @@ impl SendQueue {
     /// Its completion completes all Sends before it; if it fails, the connection ends.
     pub(super) fn push_empty_write(&mut self, nothing: Lent) {
         self.sends = self.sends.wrapping_add(1);
-        self.signalled = self.sends;
+        self.signaled = self.sends;
         let remote = RemoteMemory { rkey: 0, address: 0 };
         let wr = WorkRequest::Write { src: Source::Lent(nothing), offset: 0, len: 0, remote };
-        self.chain.push(Posting { wr_id: u64::from(self.sends), signalled: true, wr });
+        self.chain.push(Posting { wr_id: u64::from(self.sends), signaled: true, wr });
     }
 
     /// Whether nothing is queued.
@@ -169,13 +169,13 @@ impl SendQueue {
     }
 
     /// Whether Sends follow the last signaled one. No completion reports them until a later Send is signaled.
-    pub(super) fn has_unsignalled(&self) -> bool {
-        self.sends != self.signalled
+    pub(super) fn has_unsignaled(&self) -> bool {
+        self.sends != self.signaled
     }
 
     /// Whether a signaled Send is outstanding.
     pub(super) fn awaits_completion(&self) -> bool {
-        self.completed != self.signalled
+        self.completed != self.signaled
     }
 
     /// Sends that have not completed.
@@ -200,7 +200,7 @@ impl SendQueue {
         self.chain.clear();
         self.writes.clear();
         self.written = 0;
-        (self.signalled, self.completed) = (self.sends, self.sends);
+        (self.signaled, self.completed) = (self.sends, self.sends);
     }
 }
 
@@ -220,10 +220,10 @@ mod tests {
     }
 
     /// Identifiers of the signaled work requests.
-    fn signalled(queue: &mut SendQueue) -> Vec<u64> {
+    fn signaled(queue: &mut SendQueue) -> Vec<u64> {
         let mut ids = Vec::new();
         let (count, result) = queue.post(|chain| {
-            ids.extend(chain.drain(..).filter(|posting| posting.signalled).map(|posting| posting.wr_id));
+            ids.extend(chain.drain(..).filter(|posting| posting.signaled).map(|posting| posting.wr_id));
             Ok::<(), ()>(())
         });
         assert!(count > 0 && result == Ok(()) && queue.is_empty());
@@ -238,10 +238,10 @@ mod tests {
             queue.push_send(buf(&pool), None, 4);
         }
         assert_eq!(queue.outstanding(), 7);
-        assert_eq!(signalled(&mut queue), [1], "the fourth Send, whose number has wrapped");
-        assert!(queue.has_unsignalled() && queue.awaits_completion());
+        assert_eq!(signaled(&mut queue), [1], "the fourth Send, whose number has wrapped");
+        assert!(queue.has_unsignaled() && queue.awaits_completion());
         queue.send_completed(1);
-        assert!(queue.has_unsignalled() && !queue.awaits_completion());
+        assert!(queue.has_unsignaled() && !queue.awaits_completion());
         assert_eq!((queue.outstanding(), queue.numbers()), (3, (4, 1)));
     }
 
@@ -254,18 +254,18 @@ mod tests {
             }
             queue.push_send(buf(&pool), None, 16);
         }
-        assert_eq!(signalled(&mut queue), [2]);
-        assert!(queue.has_unsignalled() && queue.awaits_completion());
+        assert_eq!(signaled(&mut queue), [2]);
+        assert!(queue.has_unsignaled() && queue.awaits_completion());
     }
 
     #[test]
     fn an_empty_write_completes_all_earlier_sends() {
         let (pool, mut queue) = (pool(), SendQueue::new());
         queue.push_send(buf(&pool), None, 16);
-        assert!(queue.has_unsignalled() && !queue.awaits_completion());
+        assert!(queue.has_unsignaled() && !queue.awaits_completion());
         queue.push_empty_write(buf(&pool).lend().expect("lent by the owning thread"));
-        assert!(!queue.has_unsignalled() && queue.awaits_completion());
-        assert_eq!(signalled(&mut queue), [2]);
+        assert!(!queue.has_unsignaled() && queue.awaits_completion());
+        assert_eq!(signaled(&mut queue), [2]);
         queue.send_completed(2);
         assert_eq!(queue.outstanding(), 0);
     }
@@ -303,6 +303,6 @@ mod tests {
         });
         assert_eq!((count, result, queue.len()), (1, Err("full"), 1));
         queue.forget_device();
-        assert!(queue.is_empty() && queue.outstanding() == 0 && !queue.has_unsignalled());
+        assert!(queue.is_empty() && queue.outstanding() == 0 && !queue.has_unsignaled());
     }
 }

@@ -180,7 +180,7 @@ pub(super) fn context(mut config: Config) -> ShardContext<NoDevice> {
 }
 
 /// A configuration with few buffers.
-pub(super) fn small() -> Config {
+pub(super) fn small_config() -> Config {
     Config {
         memory: MemoryConfig {
             receives: 256,

@@ -304,11 +304,11 @@ mod tests {
     use super::*;
     use crate::cross_thread::idle::IdlePolicy;
     use crate::shard::connection::close_reason::LocalClose;
-    use crate::shard::testing::{NoDevice, open_conn, small};
+    use crate::shard::testing::{NoDevice, open_conn, small_config};
 
     #[test]
     fn a_shard_that_has_drained_stops_and_does_not_sleep_first() {
-        let mut config = small();
+        let mut config = small_config();
         config.poll.idle = IdlePolicy::Event;
         let mut shard = Shard::open(NoDevice::default(), config, None).expect("memory");
         let conn = open_conn(0, true);

@@ -399,7 +399,7 @@ const MESSAGES: &[MetricSpec<Counters>] = &[
 /// Metrics of [`ShardStats::fabric`].
 const FABRIC: &[MetricSpec<FabricStats>] = &[
     (MetricKind::Counter, "work_requests", "Work requests posted", |of| of.posts),
-    (MetricKind::Counter, "work_requests_signalled", "Signaled work requests posted", |of| of.signalled),
+    (MetricKind::Counter, "work_requests_signalled", "Signaled work requests posted", |of| of.signaled),
     (MetricKind::Counter, "doorbells", "Doorbell writes", |of| of.doorbells),
     (MetricKind::Counter, "receives", "Receives posted", |of| of.recv_posts),
     (MetricKind::Counter, "receiver_not_ready", "Receiver-not-ready (RNR) events", |of| of.receiver_not_ready),

@@ -258,7 +258,7 @@ pub fn call<P: Signature, T: Transport>(
     args: &P::Args<'_>,
 ) -> Result<Response<P>, Error> {
     let call = options.into_call(transport, args)?;
-    Ok(Response::of(transport.call(call)?))
+    Ok(Response::from_reply(transport.call(call)?))
 }
 
 /// Reply of a typed call.
@@ -269,7 +269,7 @@ pub struct Response<P> {
 
 impl<P: Signature> Response<P> {
     /// The reply of a call that [`CallOptions::into_call`] has encoded.
-    pub fn of(reply: Reply) -> Self {
+    pub fn from_reply(reply: Reply) -> Self {
         Self { reply, procedure: PhantomData }
     }
 

@@ -67,7 +67,7 @@ impl<'a, P: Signature> ReplySender<'a, P> {
     fn into_data(self) -> Result<ResultWriter<'a>, Refusal> {
         let Self { out: ResultRoom { inline, results, room, .. }, inline_data, .. } = self;
         *inline_data = 0;
-        if results.has(0) {
+        if results.has_chunk(0) {
             return Ok(results.into_writer(0)?);
         }
         if P::BINDING.results.count == 0 {
@@ -89,7 +89,7 @@ impl<'a, P: Signature> ReplySender<'a, P> {
     /// The chunk or the reply is too short.
     pub fn lend(&mut self, bytes: Frozen) -> Result<Bulk<'static>, Refusal> {
         let len = bytes.len();
-        if self.out.results.has(0) {
+        if self.out.results.has_chunk(0) {
             self.out.results.reborrow().share(0, bytes)?;
         } else {
             self.data()?.put(&bytes)?;
@@ -140,7 +140,7 @@ pub fn begin<P: Signature, F: Future<Output = ()>>(
 impl<P: Signature> Deferred<P> {
     /// Checks the arguments. Refuses a call with garbage arguments, and returns `None`.
     fn new(call: DeferredCall) -> Option<Self> {
-        let (inline, chunks) = call.incoming();
+        let (inline, chunks) = call.arguments();
         if decode::<P::Args<'_>>(inline, chunks).is_err() {
             call.answer(Err(Refusal::GarbageArguments));
             return None;
@@ -155,7 +155,7 @@ impl<P: Signature> Deferred<P> {
 
     /// The call's arguments, in the memory that they arrived in. Each call of this function decodes them.
     pub fn args(&self) -> P::Args<'_> {
-        let (inline, chunks) = self.call.incoming();
+        let (inline, chunks) = self.call.arguments();
         decode(inline, chunks).expect("checked before the handler got the call")
     }
 
@@ -261,7 +261,7 @@ impl BulkPlacement for ResultPlacement<'_> {
             self.refusal = Some(Refusal::failed(HandlerFailure::Unwritten, len, written));
             error
         };
-        match (self.chunks.has(item), bulk.is_placed()) {
+        match (self.chunks.has_chunk(item), bulk.is_placed()) {
             (false, false) => Ok(BulkLocation::Inline),
             (false, true) if item == 0 && len <= self.inline_data => Ok(BulkLocation::At(self.head)),
             (false, true) => Err(unwritten(self.inline_data)),

@@ -9,7 +9,7 @@ fn pool(classes: &[(usize, usize)]) -> Pool {
     Pool::new(&PoolConfig { classes, arena }).unwrap()
 }
 
-fn filled(pool: &Pool, text: &[u8]) -> Buf {
+fn buf_with(pool: &Pool, text: &[u8]) -> Buf {
     let mut buf = pool.alloc(text.len()).unwrap();
     buf.copy_from_slice(text);
     buf
@@ -61,7 +61,7 @@ fn buffers_are_aligned_and_do_not_overlap() {
 #[test]
 fn frozen_is_shared_between_threads_and_returns_once() {
     let pool = pool(&[(64, 1)]);
-    let frozen = filled(&pool, b"shared").freeze();
+    let frozen = buf_with(&pool, b"shared").freeze();
     assert_eq!(pool.census().classes[0].frozen, 1);
     let readers: Vec<_> = (0..4)
         .map(|_| {
@@ -81,7 +81,7 @@ fn frozen_is_shared_between_threads_and_returns_once() {
 #[test]
 fn a_part_of_frozen_keeps_the_whole() {
     let pool = pool(&[(64, 1)]);
-    let mut buf = filled(&pool, b"..shared");
+    let mut buf = buf_with(&pool, b"..shared");
     buf.set_window(2, 6);
     let frozen = buf.freeze();
     let part = frozen.part(1, 4);
@@ -99,7 +99,7 @@ fn a_part_of_frozen_keeps_the_whole() {
 #[test]
 fn lent_is_reclaimed_by_its_only_clone() {
     let pool = pool(&[(64, 1)]);
-    let mut buf = filled(&pool, b"....abcd");
+    let mut buf = buf_with(&pool, b"....abcd");
     buf.set_window(4, 4);
     let lent = buf.lend().unwrap();
     assert_eq!(pool.census().classes[0].lent, 1);
@@ -119,7 +119,7 @@ fn lent_is_reclaimed_by_its_only_clone() {
 #[test]
 fn lending_fails_on_other_threads_and_after_the_pools_end() {
     let pool = pool(&[(64, 2)]);
-    let (far, near) = (filled(&pool, b"far"), filled(&pool, b"near"));
+    let (far, near) = (buf_with(&pool, b"far"), buf_with(&pool, b"near"));
     let far = thread::spawn(move || {
         // Its own pool gives that thread a number other than the owner's.
         let _own = self::pool(&[(64, 1)]);
@@ -137,7 +137,7 @@ fn lending_fails_on_other_threads_and_after_the_pools_end() {
 #[test]
 fn a_posted_buffer_is_completed_or_leaked() {
     let pool = pool(&[(64, 2)]);
-    let posted = filled(&pool, b"recv").post();
+    let posted = buf_with(&pool, b"recv").post();
     assert_eq!(pool.census().classes[0].posted, 1);
     assert_eq!((posted.len(), posted.capacity(), posted.arena()), (4, 64, pool.arena().id()));
     #[expect(unsafe_code, reason = "the end of a transfer")]
@@ -172,7 +172,7 @@ fn bytes_are_copied_between_shared_and_lent_memory() {
 #[test]
 fn an_owner_is_dropped_with_the_last_clone() {
     let pool = pool(&[(64, 1)]);
-    let whole = filled(&pool, b"0123456789").freeze();
+    let whole = buf_with(&pool, b"0123456789").freeze();
     let owner = Arc::new(());
     let owned = whole.part(2, 6).with_owner(Arc::clone(&owner));
     assert_eq!((owned.start(), owned.capacity(), owned.address()), (2, 64, whole.address() + 2));
@@ -202,7 +202,7 @@ fn an_owner_is_dropped_with_the_last_clone() {
 #[test]
 fn debug_shows_places_and_no_contents() {
     let pool = pool(&[(64, 1)]);
-    let buf = filled(&pool, b"secret");
+    let buf = buf_with(&pool, b"secret");
     let text = format!("{buf:?}");
     assert_eq!(text, format!("Buf(0+6 of 64, arena {} at 0)", pool.arena().id()));
 }

@@ -3,13 +3,13 @@ use std::thread;
 use crate::error::MemErrorCause;
 use crate::{Arena, ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 
-fn small(bytes: usize) -> ArenaConfig {
+fn small_arena(bytes: usize) -> ArenaConfig {
     ArenaConfig { bytes, pages: PagePolicy::Small, name: "test", ..ArenaConfig::default() }
 }
 
 fn pool(classes: &[(usize, usize)]) -> Pool {
     let classes = classes.iter().map(|&(size, count)| Class { size, count }).collect();
-    Pool::new(&PoolConfig { classes, arena: small(0) }).unwrap()
+    Pool::new(&PoolConfig { classes, arena: small_arena(0) }).unwrap()
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
 
 #[test]
 fn several_pools_share_an_arena() {
-    let arena = Arena::new(&small(16 << 10)).unwrap();
+    let arena = Arena::new(&small_arena(16 << 10)).unwrap();
     let classes = [Class { size: 64, count: 64 }];
     let mut pools: Vec<_> = (0..4).map(|_| Pool::in_arena(arena.clone(), &classes).unwrap()).collect();
     let full = Pool::in_arena(arena.clone(), &classes).unwrap_err();

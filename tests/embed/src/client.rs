@@ -43,7 +43,7 @@ impl Store {
 
     async fn call<P: Signature>(&mut self, options: CallOptions<P>, args: &P::Args<'_>) -> Result<Response<P>> {
         let call = options.timeout(TIMEOUT).into_call(&mut self.0, args)?;
-        Ok(Response::of(self.0.start(call)?.await?))
+        Ok(Response::from_reply(self.0.start(call)?.await?))
     }
 
     /// Sets the value of a key.

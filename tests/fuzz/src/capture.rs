@@ -12,7 +12,7 @@ pub fn run(data: &[u8]) {
         // Each byte of the file is in at most one packet.
         let len = packet.bytes.len();
         unassigned = unassigned.checked_sub(len).expect("the packets together are at most as long as the file");
-        let _ = (roce.packet(&packet), iwarp.packet(&packet));
+        let _ = (roce.read_packet(&packet), iwarp.read_packet(&packet));
         Ok::<_, CaptureError>(())
     });
     match read {

@@ -199,9 +199,9 @@ impl End {
     fn start_call(&mut self, deadline: u64, now: bool) -> Option<Vec<u8>> {
         self.last_token += 1;
         let token = self.last_token;
-        let (call, sent) = self.both(|end| end.start_call(token, deadline, 0, now)).ok()?;
-        self.calls.push((call, token));
-        sent.then(|| self.emit(Outgoing::Call(call), &Form::INLINE))
+        let started = self.both(|end| end.start_call(token, deadline, 0, now)).ok()?;
+        self.calls.push((started.id, token));
+        started.may_send.then(|| self.emit(Outgoing::Call(started.id), &Form::INLINE))
     }
 
     /// Answers a call of the peer: bits 0 to 2 of `choice` select the answer, the others the call.

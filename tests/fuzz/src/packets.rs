@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
         rest = following;
         frame += 1;
         let packet = Packet::new(frame, link, bytes);
-        for found in roce.packet(&packet).map(CaptureEvent::Send).into_iter().chain(iwarp.packet(&packet)) {
+        for found in roce.read_packet(&packet).map(CaptureEvent::Send).into_iter().chain(iwarp.read_packet(&packet)) {
             let message = match found {
                 CaptureEvent::Send(message) => message,
                 CaptureEvent::Terminate { frame: at, terminate, .. } => {

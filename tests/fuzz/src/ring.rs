@@ -1,7 +1,7 @@
 //! A connection of the software fabric with an arbitrary peer.
 //!
 //! The peer writes arbitrary bytes into all shared memory at any time. This side sends, receives, exposes memory, and
-//! accesses the peer's memory. Every buffer returns to its pool, and every signalled request completes once. While the
+//! accesses the peer's memory. Every buffer returns to its pool, and every signaled request completes once. While the
 //! peer obeys the rules, its messages arrive complete and in order. Each Receive is filled with a mark before it is
 //! posted. The mark stands for old bytes of another peer's message, so no completion may deliver it.
 
@@ -62,7 +62,7 @@ struct Scenario<'t, 'd> {
     input: &'d [u8],
     qp: QpId,
     windows: Vec<WindowId>,
-    /// Signalled requests without a completion.
+    /// Signaled requests without a completion.
     posted: Vec<u64>,
     /// Identifier of the last posted request.
     last_id: u64,
@@ -83,7 +83,7 @@ impl<'t, 'd> Scenario<'t, 'd> {
             send_queue_depth: 8,
             windows: WINDOWS,
             own_receive_queue: (mode & 1 != 0).then_some(4),
-            rnr_retry: if mode & 2 != 0 { 0 } else { 7 },
+            rnr_retry: if mode & 2 != 0 { 0 } else { ConnectParams::UNLIMITED_RNR_RETRY },
             ..ConnectParams::default()
         };
         let Fixture { fabric, peer, exposed, .. } = fixture;
@@ -209,10 +209,10 @@ impl<'t, 'd> Scenario<'t, 'd> {
         }
     }
 
-    fn post(&mut self, wr: WorkRequest, signalled: bool) {
+    fn post(&mut self, wr: WorkRequest, signaled: bool) {
         self.last_id += 1;
-        let mut chain = vec![Posting { wr_id: self.last_id, signalled, wr }];
-        if self.fixture.fabric.post_send(self.qp, &mut chain).is_ok() && chain.is_empty() && signalled {
+        let mut chain = vec![Posting { wr_id: self.last_id, signaled, wr }];
+        if self.fixture.fabric.post_send(self.qp, &mut chain).is_ok() && chain.is_empty() && signaled {
             self.posted.push(self.last_id);
         }
     }
@@ -272,7 +272,7 @@ impl<'t, 'd> Scenario<'t, 'd> {
             let at = self.posted.iter().position(|id| *id == completion.wr_id);
             match at {
                 Some(at) => _ = self.posted.remove(at),
-                // A failed request completes even if it is not signalled.
+                // A failed request completes even if it is not signaled.
                 None => assert!(!completion.status.is_ok()),
             }
             self.ended |= !completion.status.is_ok();
@@ -313,7 +313,7 @@ impl<'t, 'd> Scenario<'t, 'd> {
                 self.handle_completion(completion);
             }
         }
-        assert!(self.posted.is_empty(), "every signalled request completes, but these did not: {:?}", self.posted);
+        assert!(self.posted.is_empty(), "every signaled request completes, but these did not: {:?}", self.posted);
         let mut events = Vec::new();
         self.fixture.fabric.poll_control(&mut events);
         assert!(!events.iter().any(|event| matches!(event, ControlEvent::Established { .. })));

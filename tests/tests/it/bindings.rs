@@ -13,8 +13,8 @@ fn client_with_bindings(bindings: &[(u32, Binding)], mode: CreditMode) -> Client
 }
 
 /// A call with four bytes of arguments, Read chunks of `sent` bytes and Write chunks of `room` bytes.
-fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usize]) -> Outcome {
-    client.run_call(|client| client.chunked(procedure, &[0; 4], sent, room))
+fn call_with_chunks(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usize]) -> Outcome {
+    client.run_call(|client| client.prepare_chunked_call(procedure, &[0; 4], sent, room))
 }
 
 #[test]
@@ -34,10 +34,10 @@ fn a_client_refuses_to_reduce_ineligible_items() {
             // The bindings have no reducible item of MIRROR.
             (MIRROR, &[8], BindingError::ReductionOff),
         ] {
-            assert_eq!(chunked(&mut client, procedure, sent, &[]), Err(Defect::Binding(error).into()));
+            assert_eq!(call_with_chunks(&mut client, procedure, sent, &[]), Err(Defect::Binding(error).into()));
         }
         for (procedure, room) in [(ECHO, &[8][..]), (STORE, &[8]), (LOAD, &[8, 8])] {
-            let end = chunked(&mut client, procedure, &[], room);
+            let end = call_with_chunks(&mut client, procedure, &[], room);
             let Err(CallError::Invalid(call)) = &end else { panic!("{end:?}") };
             assert!(matches!(call.defect(), Defect::Binding(BindingError::TooManyResults { .. })));
         }
@@ -61,9 +61,9 @@ fn a_reduced_result_sent_inline_ends_the_call() {
             }
         });
         let mut client = server.client(client_with_bindings(&[(LOAD, Binding::inline(100, 4).results(1, 504))], mode));
-        let error = chunked(&mut client, LOAD, &[], &[504]).expect_err("the item is inline");
+        let error = call_with_chunks(&mut client, LOAD, &[], &[504]).expect_err("the item is inline");
         assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
-        assert_eq!(chunked(&mut client, LOAD, &[], &[504]), Ok(vec![0; 4]));
+        assert_eq!(call_with_chunks(&mut client, LOAD, &[], &[504]), Ok(vec![0; 4]));
         assert_eq!(client.stats().exposed_buffers, 0);
     });
 }
@@ -95,14 +95,14 @@ fn nfs3_read_counts_stay_inline_and_data_goes_to_the_write_chunk() {
     with_raw_of("nfs3", CREDIT_MODES, &nfs_services(), |client| {
         // The length word stays inline, without the data. The failure arm of the union has no reducible item.
         for (arg, written, results) in [(0, FILE, be(&[0, 0, FILE as u32, 1, FILE as u32])), (1, 0, be(&[2, 0]))] {
-            let (room, memory) = client.room(8192);
+            let (room, memory) = client.expose_writable(8192);
             let call = call_bytes(XID, READ.0, READ.1, READ.2, &[arg; 20]);
-            client.msg(XID, &Lists::new().write([room]), &call);
+            client.send_msg(XID, &Lists::new().write([room]), &call);
             let answer = client.answer();
             assert_eq!(answer.payload(), reply_bytes(XID, &results));
             assert!(answer.writes().map(|chunk| chunk.total_length()).eq([written as u64]));
             let chunk = contents(&memory, 8192);
-            assert!(patterned(1, &chunk[..written]) && filled(UNTOUCHED, &chunk[written..]));
+            assert!(has_pattern(1, &chunk[..written]) && is_filled_with(UNTOUCHED, &chunk[written..]));
         }
     });
 }
@@ -134,20 +134,20 @@ fn read_chunk_padding_is_removed_by_the_preceding_count() {
             (&in_segments, &[5, 6], b"fiveB|sixsix"),
         ];
         for_each(cases, |(list, counts, joined)| {
-            assert_eq!(client.ask(20, reads(list), &be(counts)).payload(), reply_bytes(XID, joined));
+            assert_eq!(client.call_and_receive(20, reads(list), &be(counts)).payload(), reply_bytes(XID, joined));
             let message = call_bytes(XID, PROGRAM, VERSION, 20, &be(counts));
             let (target, _memory) = client.expose(&message, Access::REMOTE_READ);
-            client.nomsg(XID, reads(&[&[ReadSegment { position: 0, target }], list].concat()));
+            client.send_nomsg(XID, reads(&[&[ReadSegment { position: 0, target }], list].concat()));
             assert_eq!(client.answer().payload(), reply_bytes(XID, joined), "long");
         });
-        let answer = client.ask(21, reads(&[first_read(8)]), &be(&[5]));
+        let answer = client.call_and_receive(21, reads(&[first_read(8)]), &be(&[5]));
         assert_eq!(answer.payload(), reply_bytes(XID, b"fiveB\x01\x02\x03"), "an uncounted item keeps its padding");
         // The count differs from the item's length, padded or not, so the data is ambiguous.
         let at_0 = ReadSegment { position: ARGS_AT, ..first_read(8) };
         for_each(
             [(first_read(8), 4), (first_read(8), 9), (first_read(8), 0), (first_read(5), 8), (at_0, 8)],
             |(read, count)| {
-                let answer = client.ask(20, reads(&[read]), &be(&[count]));
+                let answer = client.call_and_receive(20, reads(&[read]), &be(&[count]));
                 assert_eq!(answer.reply_body(), ReplyBody::accepted(AcceptStat::GarbageArgs));
             },
         );
@@ -158,7 +158,7 @@ fn read_chunk_padding_is_removed_by_the_preceding_count() {
 #[test]
 fn refusals_return_write_chunks_unused() {
     with_raw("refused-chunks", CREDIT_MODES, |client| {
-        let ((first, memory), (second, _second)) = (client.room(600), client.room(8));
+        let ((first, memory), (second, _second)) = (client.expose_writable(600), client.expose_writable(8));
         let lists = Lists::new().write(first.cut(&[300, 300])).write([second]);
         let mismatch = AcceptStat::ProgMismatch { low: VERSION, high: 5 };
         for (program, version, procedure, stat) in [
@@ -168,7 +168,7 @@ fn refusals_return_write_chunks_unused() {
             (PROGRAM, 9, LOAD, mismatch),
             (PROGRAM, VERSION, 999, AcceptStat::ProcUnavail),
         ] {
-            client.msg(XID, &lists, &call_bytes(XID, program, version, procedure, b""));
+            client.send_msg(XID, &lists, &call_bytes(XID, program, version, procedure, b""));
             let answer = client.answer();
             let (reply, end) = ReplyHeader::parse(answer.payload()).expect("an RPC reply");
             assert_eq!((answer.htype(), reply.xid, reply.body), (HeaderType::Msg, XID, ReplyBody::accepted(stat)));
@@ -234,7 +234,7 @@ fn a_result_of_an_empty_write_chunk_is_sent_inline() {
         (24, returns_argument.write_chunks(1, 100).read_chunks(1, 100).uncounted()),
     ]);
     with_raw_of("empty-write", CREDIT_MODES, &services, |client| {
-        let (room, memory) = client.room(100);
+        let (room, memory) = client.expose_writable(100);
         let (first, _first) = client.expose(&[1; 5], Access::REMOTE_READ);
         let (second, _second) = client.expose(&[2; 100], Access::REMOTE_READ);
         let argument = Lists::new().read(ARGS_AT, [first]);
@@ -245,7 +245,7 @@ fn a_result_of_an_empty_write_chunk_is_sent_inline() {
             [([0, 1], &[room][..], inline.clone()), ([0, 0], &[], [&inline[..], &[2; 100]].concat())]
         {
             for (procedure, lists) in [(20, Lists::new()), (21, Lists::new()), (22, arguments.clone())] {
-                let answer = client.ask(procedure, &lists.write([]).write(segments), b"");
+                let answer = client.call_and_receive(procedure, &lists.write([]).write(segments), b"");
                 let returned: Vec<_> = answer.writes().map(|chunk| chunk.len()).collect();
                 assert_eq!(returned, counts, "{procedure}: an empty chunk is returned empty");
                 assert_eq!(answer.payload(), reply_bytes(XID, &results), "{procedure}");
@@ -253,7 +253,7 @@ fn a_result_of_an_empty_write_chunk_is_sent_inline() {
         }
         assert_eq!(contents(&memory, 100), [2; 100]);
         for (procedure, lists) in [(23, Lists::new()), (24, argument)] {
-            let answer = client.ask(procedure, &lists.write([]), b"");
+            let answer = client.call_and_receive(procedure, &lists.write([]), b"");
             assert_eq!(answer.reply_body(), ReplyBody::accepted(AcceptStat::GarbageArgs), "{procedure}: {answer}");
         }
     });
@@ -268,16 +268,16 @@ fn an_inline_result_of_an_empty_write_chunk_may_be_long() {
     services.add(PROGRAM, VERSION, 20, two_items.write_chunks(2, LEN).max_reply(8192));
     with_raw_of("empty-write-long", CREDIT_MODES, &services, |client| {
         let message = reply_bytes(XID, &[be(&[LEN as u32]), vec![1; LEN], be(&[4]), vec![2; 4]].concat());
-        let (room, memory) = client.room(message.len());
+        let (room, memory) = client.expose_writable(message.len());
         let empty = Lists::new().write([]).write([]);
-        let answer = client.ask(20, &empty.clone().reply([room]), b"");
+        let answer = client.call_and_receive(20, &empty.clone().reply([room]), b"");
         assert_eq!(answer.htype(), HeaderType::Nomsg);
         assert!(answer.writes().map(|chunk| chunk.len()).eq([0, 0]));
         assert_eq!(contents(&memory, message.len()), message);
         // Without a Reply chunk the reply is continued. Version 1 has no continued messages.
         client.call(20, &empty, b"");
         match client.version {
-            Version::V1 => client.err_chunk("the reply fits no message"),
+            Version::V1 => client.expect_err_chunk("the reply fits no message"),
             Version::V2 => assert_eq!(client.whole_answer().0, message),
         }
     });
@@ -298,21 +298,21 @@ fn gss_call(credential: &[u8], procedure: u32, args: &[u8]) -> Vec<u8> {
 
 /// Checks that the server accepts a reduced argument and a reduced result under this credential, or refuses them.
 fn assert_server_reduces(client: &mut RawPeer, credential: &[u8], allowed: bool) {
-    let ((read, _from), (write, _to)) = (client.source(0, 64), client.room(64));
+    let ((read, _from), (write, _to)) = (client.expose_readable(0, 64), client.expose_writable(64));
     let store = gss_call(credential, STORE, &be(&[0]));
     let reduced = Lists::new().read(store.len() as u32, [read]);
     let load = gss_call(credential, LOAD, &be(&[0, 64]));
     for (n, (call, lists)) in [(store, reduced), (load, Lists::new().write([write]))].iter().enumerate() {
-        client.msg(XID, lists, call);
+        client.send_msg(XID, lists, call);
         match (allowed, client.version) {
             (true, _) => assert_eq!(client.answer().htype(), HeaderType::Msg),
-            (false, Version::V1) => client.err_chunk("reduced under RPCSEC_GSS"),
+            (false, Version::V1) => client.expect_err_chunk("reduced under RPCSEC_GSS"),
             (false, _) if n == 0 => assert_eq!(client.error(), (XID, ErrorBody::ReadChunks { max: 0 })),
             (false, _) => assert!(matches!(client.error(), (XID, ErrorBody::ReplyResource { .. }))),
         }
     }
     // Inline calls succeed with any credential.
-    client.msg(XID, Chunks::NONE, &gss_call(credential, ECHO, b"four"));
+    client.send_msg(XID, Chunks::NONE, &gss_call(credential, ECHO, b"four"));
     assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
 }
 
@@ -320,8 +320,8 @@ fn assert_server_reduces(client: &mut RawPeer, credential: &[u8], allowed: bool)
 fn client_reduces(credential: &[u8]) -> bool {
     let (server, calls) = RawServer::recording("gss-client", RawListener::accept);
     let credential = Credential::opaque(GSS, credential.to_vec());
-    let mut client = server.client(ClientConfig { credential, ..small_client(small()) });
-    let results = [chunked(&mut client, STORE, &[8], &[]), chunked(&mut client, LOAD, &[], &[8])];
+    let mut client = server.client(ClientConfig { credential, ..small_client(small_config()) });
+    let results = [call_with_chunks(&mut client, STORE, &[8], &[]), call_with_chunks(&mut client, LOAD, &[], &[8])];
     inline_call(&mut client).expect("an inline call");
     drop((client, server));
     let sent: Vec<bool> = calls.try_iter().map(|call| call.has_chunks()).collect();
@@ -354,8 +354,8 @@ fn gss_integrity_privacy_and_control_messages_disable_reduction() {
 fn gss_messages_may_be_long() {
     with_raw_of("gss-long", CREDIT_MODES, &services_for(8192), |client| {
         let (whole, _call) = client.expose(&gss_call(&gss_credential(DATA, 3), ECHO, &[5; 6000]), Access::REMOTE_READ);
-        let (room, memory) = client.room(6024);
-        client.nomsg(XID, &Lists::new().read(0, [whole]).reply([room]));
+        let (room, memory) = client.expose_writable(6024);
+        client.send_nomsg(XID, &Lists::new().read(0, [whole]).reply([room]));
         assert_eq!(client.answer().htype(), HeaderType::Nomsg);
         assert_eq!(contents(&memory, 6024), reply_bytes(XID, &[5; 6000]));
     });

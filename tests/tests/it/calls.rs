@@ -41,8 +41,8 @@ fn a_continued_reply_without_a_buffer_fails_only_its_call() {
     let services = standard_and([(20, long(6000)), (21, long(10_000))]);
     // The first part fits a message buffer, and the second does not fit behind it. If the second part is the last, the
     // client must not take it for the whole reply.
-    let config = small().with(|c| c.memory.long_buffers = vec![]);
-    let (_world, mut client) = World::pair_with("no-room", small(), services, config);
+    let config = small_config().with(|c| c.memory.long_buffers = vec![]);
+    let (_world, mut client) = World::pair_with("no-room", small_config(), services, config);
     for procedure in [20, 21] {
         assert_matches!(client.run(procedure, b"").unwrap_err(), CallError::NoReplyBuffer { .. });
         echo(&mut client, b"the connection lives on").unwrap();
@@ -52,7 +52,7 @@ fn a_continued_reply_without_a_buffer_fails_only_its_call() {
 /// The refusals of RFC 5531 §9.
 #[test]
 fn refusals_of_rpc_reach_the_caller() {
-    let (world, address) = World::standard("refusals", small());
+    let (world, address) = World::standard("refusals", small_config());
     type Case<'a> = (u32, u32, u32, &'a [u32], Refusal);
     let cases: [Case<'_>; 12] = [
         (PROGRAM, VERSION, 999, &[], Refusal::ProcedureUnavailable),
@@ -70,7 +70,8 @@ fn refusals_of_rpc_reach_the_caller() {
         (PROGRAM, VERSION, REPLY, &[6000], Refusal::SystemError),
     ];
     for_each(cases, |(program, version, procedure, args, refusal)| {
-        let mut client = world.client(&address, ClientConfig { shard: small(), ..ClientConfig::new(program, version) });
+        let mut client =
+            world.client(&address, ClientConfig { shard: small_config(), ..ClientConfig::new(program, version) });
         assert_eq!(client.run(procedure, &be(args)), refused(refusal));
         // Procedure 0 answers in each version of the program.
         assert_eq!(client.run(0, b"").is_ok(), program == PROGRAM && version != 4);
@@ -80,9 +81,9 @@ fn refusals_of_rpc_reach_the_caller() {
 
 #[test]
 fn handlers_get_the_credential_of_the_caller() {
-    let (world, address) = World::standard("credential", small());
+    let (world, address) = World::standard("credential", small_config());
     let server_credential = |credential| {
-        let mut client = world.client(&address, ClientConfig { credential, ..small_client(small()) });
+        let mut client = world.client(&address, ClientConfig { credential, ..small_client(small_config()) });
         client.run(CREDENTIAL, b"").unwrap()
     };
     assert_eq!(server_credential(Credential::none()), [0; 4]);
@@ -100,7 +101,7 @@ fn handlers_get_the_credential_of_the_caller() {
 fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
     for_each([Revision::Ietf00, Revision::Cel09], |revision| {
         let services = standard_and([(20, Procedure::new(|_| Ok(())).write_chunks(1, 1000))]);
-        let shard = small().with(|c| c.debug.revision = revision);
+        let shard = small_config().with(|c| c.debug.revision = revision);
         let server = shard.clone().with(|c| (c.limits.credits, c.memory.receives) = (120, 2048));
         let config = shard.with(|c| {
             (c.limits.credits, c.limits.max_calls) = (4, 128);
@@ -110,12 +111,12 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
         for _ in 0..5 {
             // A call with two Write chunks has no other valid form, so its error reaches the caller.
             client.launch_each(0..128, |client, token| {
-                client.chunked(20, b"", &[], if token < 20 { &[1000; 2] } else { &[] })
+                client.prepare_chunked_call(20, b"", &[], if token < 20 { &[1000; 2] } else { &[] })
             });
-            let errors: Vec<_> = client.ends(128).into_iter().filter_map(|(_, end)| end.err()).collect();
+            let errors: Vec<_> = client.completions(128).into_iter().filter_map(|(_, end)| end.err()).collect();
             assert_eq!(errors, vec![CallError::Transport(ErrorBody::WriteChunks { max: 1 }); 20]);
         }
-        let call = |client: &mut LocalClient, token| Some(client.prepared(ECHO, &data_of(token as u32, 64)));
+        let call = |client: &mut LocalClient, token| Some(client.prepare_call(ECHO, &data_of(token as u32, 64)));
         client.keep_busy(40, 300, call, |done| {
             assert_eq!(done.result.unwrap().results(), data_of(done.token as u32, 64));
         });
@@ -125,10 +126,10 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
 
 #[test]
 fn a_connection_of_another_client_counts_as_closed() {
-    let (world, address) = World::standard("foreign", small());
-    let (mut client, mut other) = (world.client(&address, small()), world.client(&address, small()));
+    let (world, address) = World::standard("foreign", small_config());
+    let (mut client, mut other) = (world.client(&address, small_config()), world.client(&address, small_config()));
     let second = other.add_connection(&address).unwrap();
-    let call = client.prepared(ECHO, b"");
+    let call = client.prepare_call(ECHO, b"");
     assert_eq!(client.call_on(second, call).map(drop).map_err(CallError::from), Err(CallError::Closed));
     assert!(!client.is_established(second) && other.is_established(second));
     assert_eq!(client.alloc(second, 8).map(drop), Err(CallError::Closed));
@@ -137,12 +138,12 @@ fn a_connection_of_another_client_counts_as_closed() {
 #[test]
 fn a_server_recovers_from_a_shortage_of_memory() {
     // Three results need three bulk buffers. The server has two, and its other buffers are too short for a result.
-    let rich = small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 30)]);
-    let (_world, mut client) = World::pair("server-pool", scarce(2, 2), rich);
+    let rich = small_config().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 30)]);
+    let (_world, mut client) = World::pair("server-pool", scarce_config(2, 2), rich);
     for _ in 0..5 {
-        client.launch_each(0..8, |client, _| client.chunked(LOAD, &[0; 20], &[], &[50_000; 3]));
+        client.launch_each(0..8, |client, _| client.prepare_chunked_call(LOAD, &[0; 20], &[], &[50_000; 3]));
         let system = Err(CallError::Transport(ErrorBody::System));
-        client.ends(8).into_iter().for_each(|(_, end)| assert_eq!(end, system));
+        client.completions(8).into_iter().for_each(|(_, end)| assert_eq!(end, system));
         load(&mut client, 1, &[(50_000, 50_000), (10, 10)]).unwrap();
     }
 }
@@ -153,11 +154,11 @@ fn start_error(address: &Address, config: ServerConfig) -> String {
 
 #[test]
 fn errors_of_busy_and_invalid_addresses_name_the_cause() {
-    let (world, address) = World::standard("addresses", small());
+    let (world, address) = World::standard("addresses", small_config());
     let unused_address = world.address();
     for error in [
-        LocalClient::connect(&unused_address, small_client(small())).err().unwrap(),
-        Client::connect(&unused_address, small_client(small())).err().unwrap(),
+        LocalClient::connect(&unused_address, small_client(small_config())).err().unwrap(),
+        Client::connect(&unused_address, small_client(small_config())).err().unwrap(),
     ] {
         assert!(error.to_string().contains("no listener"), "{error}");
     }
@@ -172,10 +173,11 @@ fn errors_of_busy_and_invalid_addresses_name_the_cause() {
     for_each(cases, |(name, part)| {
         assert_contains(start_error(&name.parse().unwrap(), small_server()), &[part]);
         // Clients cannot connect to the last two addresses either.
-        let connects = part != "address" || LocalClient::connect(&name.parse().unwrap(), small_client(small())).is_ok();
+        let connects =
+            part != "address" || LocalClient::connect(&name.parse().unwrap(), small_client(small_config())).is_ok();
         assert_eq!(connects, part != "address");
     });
-    echo(&mut world.client(&address, small()), b"unharmed").unwrap();
+    echo(&mut world.client(&address, small_config()), b"unharmed").unwrap();
 }
 
 #[test]
@@ -225,29 +227,29 @@ fn a_panic_fails_only_its_own_call() {
         (22, Procedure::deferred(|_| panic!("as the test wants"))),
         (23, Procedure::new(|_| Ok(())).cached(request_cache(64), |_| panic!("as the test wants"))),
     ]);
-    let (world, address) = World::serving("panics", small().with_workers(2), services);
-    let [mut client, mut other] = [0; 2].map(|_| world.client(&address, small()));
+    let (world, address) = World::serving("panics", small_config().with_workers(2), services);
+    let [mut client, mut other] = [0; 2].map(|_| world.client(&address, small_config()));
     for_each(pairs(0..2, 20..24), |(_, procedure)| {
         assert_eq!(client.run(procedure, b""), refused(Refusal::SystemError));
         echo(&mut client, b"on").unwrap();
         echo(&mut other, b"and the others").unwrap();
     });
-    client.launch_each(0..30, |client, token| client.prepared(if token % 3 == 0 { 21 } else { ECHO }, &[0; 4]));
-    for (token, end) in client.ends(30) {
+    client.launch_each(0..30, |client, token| client.prepare_call(if token % 3 == 0 { 21 } else { ECHO }, &[0; 4]));
+    for (token, end) in client.completions(30) {
         assert_eq!(end, if token % 3 == 0 { refused(Refusal::SystemError) } else { Ok(vec![0; 4]) });
     }
 }
 
 #[test]
 fn impossible_lengths_and_positions_are_refused() {
-    let (_world, mut client) = World::pair("no-such-length", small(), small());
+    let (_world, mut client) = World::pair("no-such-length", small_config(), small_config());
     for length in [usize::MAX, usize::MAX - 3, u32::MAX as usize] {
         let call = ClientCall::new(ECHO).args(*b"four").expect_reply(length);
         assert!(matches!(client.outcome(call), Err(CallError::TooLong { .. })), "{length}");
         assert!(matches!(client.prepare(ECHO, length), Err(CallError::TooLong { .. })), "{length}");
     }
     for position in [usize::MAX, 0xffff_fffc, 1 << 32] {
-        for call in [ClientCall::new(STORE).args(vec![0; 8]), client.prepared(STORE, &[0; 8])] {
+        for call in [ClientCall::new(STORE).args(vec![0; 8]), client.prepare_call(STORE, &[0; 8])] {
             let data = client.alloc(client.first(), 100).unwrap();
             let error = client.outcome(call.read_chunk(position, data)).expect_err("no such position").to_string();
             assert!(error.contains("Read chunk at byte"), "{position:#x}: {error}");

@@ -12,7 +12,7 @@ const MAX_RECEIVE_SIZE: usize = 16_384;
 
 /// Receives may grow to [`MAX_RECEIVE_SIZE`] bytes, and the buffers suffice for long messages.
 fn config() -> Config {
-    small().with(|c| {
+    small_config().with(|c| {
         (c.debug.max_receive_size, c.debug.resize_on_request) = (MAX_RECEIVE_SIZE, true);
         // A long echo exposes two buffers, for its call and for its reply.
         c.memory.bulk_buffers = vec![(64 << 10, 64), (1 << 20, 5)];
@@ -294,9 +294,9 @@ fn announced_characteristics_take_effect_immediately() {
         );
         peer.wait_until_over();
     });
-    let mut client = server.client(small());
+    let mut client = server.client(small_config());
     for_each(steps, |(args, room, received, ..)| {
-        let call = client.chunked(LOAD, &vec![0; args], &[], &[room]);
+        let call = client.prepare_chunked_call(LOAD, &vec![0; args], &[], &[room]);
         assert_eq!(client.outcome(call).is_ok(), received.is_some());
         if received.is_none() {
             // The chunk needs three segments, and the peer accepts two. Later calls offer no handle.
@@ -323,9 +323,9 @@ fn a_waiting_call_made_invalid_by_shorter_segments_fails_alone() {
         }
         peer.wait_until_over();
     });
-    let mut client = server.client(small());
+    let mut client = server.client(small_config());
     for (token, room) in [(1, 64 << 10), (2, 512 << 10), (3, 8 << 10)] {
-        let call = client.chunked(LOAD, &[0; 100], &[], &[room]);
+        let call = client.prepare_chunked_call(LOAD, &[0; 100], &[], &[room]);
         client.launch(call, token).expect("the call is sent, or waits");
     }
     // The chunk of the third call needs two segments, which every peer accepts.
@@ -341,7 +341,7 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
         if let Some(value) = change {
             send_update(&mut peer, PropertyId::RemoteInvalidation, value);
         }
-        let (room, _memory) = peer.room(64);
+        let (room, _memory) = peer.expose_writable(64);
         peer.call_as(xid, LOAD, &Lists::new().write([room]).offer(room.handle), &be(&[7, 64]));
         assert_eq!(next_message(&mut peer).invalidated, invalidates.then_some(room.handle), "call {xid}");
     }
@@ -391,7 +391,7 @@ fn resize_under_load(mode: CreditMode) {
             client.keep_busy(24, 50, &mut call, |done| {
                 let (token, reply) = (done.token, done.result.expect("a reply"));
                 let is_complete = reply.results().len() == lens.borrow()[token as usize];
-                assert!(is_complete && patterned(token as u32, reply.results()), "call {token}");
+                assert!(is_complete && has_pattern(token as u32, reply.results()), "call {token}");
             });
             rounds += 1;
             let stats = client.stats();

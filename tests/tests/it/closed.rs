@@ -13,7 +13,7 @@ const CALLS: u64 = 32;
 /// Connects the greedy host once more, and starts its calls on that connection.
 fn connect_greedy(address: &Address, procedure: u32) -> (TcpProxy, LocalClient) {
     let proxy = TcpProxy::new(address, GREEDY);
-    let mut client = LocalClient::connect(proxy.address(), small_client(small())).expect("a connection");
+    let mut client = LocalClient::connect(proxy.address(), small_client(small_config())).expect("a connection");
     (0..CALLS).for_each(|n| _ = client.send(procedure, b"", n));
     (proxy, client)
 }
@@ -23,21 +23,21 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     let (mut world, held, mut services) = (World::new("reconnects"), HeldCalls::default(), standard_services());
     add_held(&mut services, &held);
     let address = test_fabric::tcp_address();
-    world.serve_at(&address, small(), services);
-    let mut victim = world.client(&address, small());
+    world.serve_at(&address, small_config(), services);
+    let mut victim = world.client(&address, small_config());
     echo(&mut victim, b"four").expect("the victim is served");
-    let max_held = small().memory.receives / 2;
+    let max_held = small_config().memory.receives / 2;
     // The greedy host reconnects until its calls wait.
     while world.stats().backpressure == 0 {
         let before = held.len();
         let (_proxy, mut client) = connect_greedy(&address, HELD);
-        client.quiet_until(|_| held.len() > before || world.stats().backpressure > 0);
+        client.poll_quietly_until(|_| held.len() > before || world.stats().backpressure > 0);
         assert!(held.len() <= max_held, "{} calls are held", held.len());
     }
     assert!(wait_until(|| world.stats().connections == 1), "only the victim stays connected");
     let before = held.len();
     echo(&mut victim, b"four").expect("the victim is served");
-    let mut other = world.client(&address, small());
+    let mut other = world.client(&address, small_config());
     for client in [&mut victim, &mut other] {
         client.send(HELD, b"", 0);
         client.poll_until(|_| held.len() > before);
@@ -61,7 +61,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
 fn serve_gated(world: &mut World, gate: &Gate) -> Address {
     let services = standard_and([(GATED, gate.procedure().on_workers().max_reply(0))]);
     let address = test_fabric::tcp_address();
-    world.serve_at(&address, small().with_workers(1), services);
+    world.serve_at(&address, small_config().with_workers(1), services);
     address
 }
 
@@ -69,7 +69,7 @@ fn serve_gated(world: &mut World, gate: &Gate) -> Address {
 fn workers_skip_the_calls_of_closed_connections() {
     let (mut world, gate) = (World::new("skipped"), Gate::default());
     let address = serve_gated(&mut world, &gate);
-    let mut victim = world.client(&address, small());
+    let mut victim = world.client(&address, small_config());
     for connection in 1..=3 {
         let (_proxy, mut client) = connect_greedy(&address, GATED);
         // The worker runs a call of the first connection. It skips calls whose connections have closed.
@@ -87,13 +87,13 @@ fn workers_skip_the_calls_of_closed_connections() {
 fn dropping_a_server_does_not_wait_for_queued_calls() {
     let (mut world, gate) = (World::new("queued"), Gate::default());
     let address = serve_gated(&mut world, &gate);
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     (0..CALLS).for_each(|n| _ = client.send(GATED, b"", n));
     client.poll_until(|_| world.stats().worker_queue_depth == CALLS && gate.arrivals() == 1);
     let server = world.take_server();
     std::thread::scope(|scope| {
         scope.spawn(|| drop(server));
-        client.each_end(CALLS as usize, |done| assert!(done.result.is_err()));
+        client.for_each_completion(CALLS as usize, |done| assert!(done.result.is_err()));
         gate.open();
     });
     assert_eq!(gate.arrivals(), 1, "no queued call runs");

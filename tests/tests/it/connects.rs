@@ -32,7 +32,7 @@ fn a_busy_server_accepts_within_a_tenth_of_the_control_interval() {
     if test_fabric::on_device() {
         return;
     }
-    let shard = small().with(|c| (c.limits.credits, c.memory.receives) = (4, 4096));
+    let shard = small_config().with(|c| (c.limits.credits, c.memory.receives) = (4, 4096));
     // Before the first connection the polls find nothing, so they come only at regular intervals.
     let (first, interval) = (connect_time(1, &shard), shard.poll.control_interval);
     assert!(first < interval * 3, "{first:?} for the first");
@@ -43,7 +43,7 @@ fn a_busy_server_accepts_within_a_tenth_of_the_control_interval() {
 
 #[test]
 fn connections_spread_evenly_over_the_shards_of_a_server() {
-    let shard = small().with(|c| c.limits.credits = 4);
+    let shard = small_config().with(|c| c.limits.credits = 4);
     let (world, address) = World::standard("spread", ServerConfig { shards: 4, ..shard.clone().into_server_config() });
     let connections = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
     for per_shard in [10, 2] {
@@ -62,7 +62,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
         return;
     }
     let (world, address) = World::standard("reasons", small_server());
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     let unused_address = world.address();
     let first = client.first();
     // This connection closes first, so the reasons of a thousand others displace its own.
@@ -86,13 +86,16 @@ fn close_reasons_of_the_last_connections_are_kept() {
 #[test]
 fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
     let (world, address, held) = World::holding("closing", small_server());
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     let first = client.first();
     client.begin(HELD, b"", 0);
-    client.quiet_until(|_| !held.is_empty());
+    client.poll_quietly_until(|_| !held.is_empty());
     client.begin_close(first);
-    let calls =
-        [client.prepared(ECHO, b""), client.prepared(ECHO, b"").write_chunk(64), client.prepared(ECHO, b"").one_way()];
+    let calls = [
+        client.prepare_call(ECHO, b""),
+        client.prepare_call(ECHO, b"").write_chunk(64),
+        client.prepare_call(ECHO, b"").one_way(),
+    ];
     for call in calls {
         assert_eq!(client.launch(call, 1), None);
         assert_eq!(client.end(), (1, Err(CallError::Closed)));
@@ -100,7 +103,7 @@ fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
     assert!(client.close_reason(first).is_none(), "a call is under way");
     held.answer_all();
     assert_eq!(client.end(), (0, Ok(Vec::new())));
-    client.quiet_until(|client| client.close_reason(first).is_some());
+    client.poll_quietly_until(|client| client.close_reason(first).is_some());
     assert_eq!(client.close_reason(first).map(CloseReason::kind), Some(CloseReasonKind::Local));
 }
 
@@ -110,7 +113,7 @@ fn one_server_listens_on_several_fabrics() {
     let world = World::new("addresses");
     let second = format!("soft:addresses-{}", std::process::id()).parse().expect("an address");
     let addresses = [world.address(), second];
-    let shard = small().with(|c| c.limits.credits = 4);
+    let shard = small_config().with(|c| c.limits.credits = 4);
     let start = |shards| {
         let more_addresses = vec![addresses[1].clone()];
         let config = ServerConfig { shards, more_addresses, ..shard.clone().into_server_config() };

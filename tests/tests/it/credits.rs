@@ -37,7 +37,7 @@ fn a_server_sends_no_more_than_its_client_has_granted() {
 
 #[test]
 fn a_server_obeys_a_lowered_limit_of_outstanding_messages() {
-    let config = small().with(|c| c.debug.continue_up_to = 64 << 10);
+    let config = small_config().with(|c| c.debug.continue_up_to = 64 << 10);
     let (_world, _, mut client) = long_world("lowered", CreditMode::V2Incremental, config);
     client.ping();
     let grant = |limit| with_increment(0, limit, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
@@ -74,9 +74,9 @@ fn errors_carry_the_limit_and_no_new_credits() {
             false => (message.credit() >> 16, message.credit() & 0xFFFF),
             true => (message.credit(), 0),
         };
-        let (limit, _) = granted(&client.ask(ECHO, Chunks::NONE, b""));
+        let (limit, _) = granted(&client.call_and_receive(ECHO, Chunks::NONE, b""));
         for _ in 0..100 {
-            let answer = client.ask(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
+            let answer = client.call_and_receive(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
             assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
             let (new_limit, increment) = granted(&answer);
             assert!(
@@ -101,7 +101,7 @@ fn make_calls(client: &mut LocalClient, depth: u64, calls: u64) {
 fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
     for_each(V2_CREDIT_MODES, |mode| {
         let world = World::new("credit-limits");
-        let shard = small().with(|c| {
+        let shard = small_config().with(|c| {
             (c.limits.credits, c.limits.max_credits) = (8, 64);
             (c.debug.reverse_credits, c.memory.receives) = (0, 1024);
         });
@@ -140,13 +140,14 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
 #[test]
 fn a_pure_grant_keeps_a_quiet_connection_alive() {
     for_each(V2_CREDIT_MODES, |mode| {
-        let (world, address, server) = World::timed("keep-alive", small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+        let (world, address, server) =
+            World::timed("keep-alive", small_config().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
         let mut client = world.client(&address, mode);
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
         // The server sends more grants than it has credits from the client, which acknowledges them from time to time.
         // The server does not acknowledge these acknowledgments.
-        client.quiet_until(|client| {
+        client.poll_quietly_until(|client| {
             server.pass(2 * KEEP_ALIVE);
             client.stats().messages.received >= before + 70
         });
@@ -158,12 +159,13 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
 
 #[test]
 fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
-    let (world, address, server) = World::timed("keep-alive-1", small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
+    let (world, address, server) =
+        World::timed("keep-alive-1", small_config().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
     let mut client = world.client(&address, CreditMode::V1);
     echo(&mut client, b"four").unwrap();
     let before = server.stats();
     // The server posts more keep-alive requests than its send queue holds, so they must complete.
-    client.quiet_until(|_| {
+    client.poll_quietly_until(|_| {
         server.pass(2 * KEEP_ALIVE);
         server.stats().fabric.posts >= before.fabric.posts + 300
     });
@@ -183,7 +185,7 @@ fn clients_are_answered_while_calls_of_others_hold_most_buffers() {
     for_each(CREDIT_MODES, |mode| {
         let gate = Gate::default();
         let services = standard_and([(GATED, gate.procedure().max_reply(0).on_workers())]);
-        let shard = small().with(|c| {
+        let shard = small_config().with(|c| {
             (c.limits.credits, c.limits.max_credits, c.debug.reverse_credits) = (64, 64, 0);
             (c.memory.receives, c.memory.message_buffers, c.memory.small_buffers) = (512, 16, 2000);
         });
@@ -197,7 +199,7 @@ fn clients_are_answered_while_calls_of_others_hold_most_buffers() {
         };
         let (mut clients, mut other) = ([0; CLIENTS].map(new_client), new_client(0));
         for client in &mut clients {
-            client.launch_each(0..CALLS, |client, _| client.prepared(GATED, b""));
+            client.launch_each(0..CALLS, |client, _| client.prepare_call(GATED, b""));
         }
         let mut ended = 0;
         let mut poll_until = |goal: &dyn Fn(u64) -> bool| {

@@ -6,7 +6,7 @@ use super::negotiation::lengths;
 
 /// A client that reconnects up to `attempts` times, and waits `negotiation` for the server's version.
 fn client_config(revision: Revision, attempts: u32, negotiation: Duration) -> ClientConfig {
-    small_client(small().with(|c| c.debug.revision = revision)).with(|c| {
+    small_client(small_config().with(|c| c.debug.revision = revision)).with(|c| {
         c.connect.negotiation = negotiation;
         (c.connect.reconnect_attempts, c.connect.retransmit) = (attempts, true);
     })
@@ -75,7 +75,7 @@ fn a_repeated_property_gets_bad_xdr() {
         let mut client = RawPeer::connect_in(&address, CreditMode::V2Windowed);
         client.send(&client.connprop(Flags::NONE, &properties));
         if !is_valid {
-            client.bad_xdr("a property");
+            client.expect_bad_xdr("a property");
         }
         client.ping();
     });
@@ -90,26 +90,26 @@ fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
         if client.version == Version::V1 {
             return assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
         }
-        client.bad_xdr("behind a NOMSG");
+        client.expect_bad_xdr("behind a NOMSG");
         let property: (u32, &[u8]) = (2, &be(&[4096]));
         client.send(&[client.connprop(Flags::NONE, &[property]), vec![0; 4]].concat());
-        client.bad_xdr("behind a CONNPROP");
+        client.expect_bad_xdr("behind a CONNPROP");
         client.send(&client.connprop(Flags::MORE, &[property]));
         // Removes the set: its count, and the number, length and data of its only property.
         let mut last = client.connprop(Flags::NONE, &[property]);
         last.truncate(last.len() - 16);
         client.send(&[last, vec![0; 4]].concat());
-        client.bad_xdr("behind a CONNPROP in parts");
+        client.expect_bad_xdr("behind a CONNPROP in parts");
     });
 }
 
 #[test]
 fn a_reply_invalidates_only_handles_of_the_chunks_of_its_call() {
     with_raw("other-handle", V2_CREDIT_MODES, |client| {
-        let ((other, other_memory), (write, _memory)) = (client.room(64), client.room(64));
-        let (reply, _reply) = client.room(64);
+        let ((other, other_memory), (write, _memory)) = (client.expose_writable(64), client.expose_writable(64));
+        let (reply, _reply) = client.expose_writable(64);
         let mut ask = |handle, procedure, lists: Lists, args: &[u32]| {
-            let answer = client.ask(procedure, &lists.offer(handle), &be(args));
+            let answer = client.call_and_receive(procedure, &lists.offer(handle), &be(args));
             assert_eq!(answer.htype(), HeaderType::Msg);
             answer.invalidated
         };
@@ -129,10 +129,10 @@ fn a_reply_invalidates_only_handles_of_the_chunks_of_its_call() {
 #[test]
 fn a_continued_call_without_chunks_invalidates_nothing() {
     with_raw("other-handle-parts", [CreditMode::V2Windowed], |client| {
-        let (other, _memory) = client.room(64);
+        let (other, _memory) = client.expose_writable(64);
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, &[7; 8]);
-        client.part(XID, Flags::MORE, &call[..40]);
-        client.msg(XID, &Lists::new().offer(other.handle), &call[40..]);
+        client.send_part(XID, Flags::MORE, &call[..40]);
+        client.send_msg(XID, &Lists::new().offer(other.handle), &call[40..]);
         let answer = client.answer();
         assert_eq!((answer.payload(), answer.invalidated), (&reply_bytes(XID, &[7; 8])[..], None));
     });
@@ -145,7 +145,7 @@ fn an_endless_reply_ends_the_connection() {
         let xid = peer.next_call().xid();
         while !peer.is_over() {
             // The client grants a credit for each further part.
-            peer.part(xid, Flags::RESPONSE.with(Flags::MORE), &[0; 4000]);
+            peer.send_part(xid, Flags::RESPONSE.with(Flags::MORE), &[0; 4000]);
             let sent = peer.received;
             while !peer.is_over() && peer.received == sent {
                 peer.turn();
@@ -153,7 +153,7 @@ fn an_endless_reply_ends_the_connection() {
             }
         }
     });
-    let mut client = server.client(small().with(|c| {
+    let mut client = server.client(small_config().with(|c| {
         c.wire.reassemble_up_to = 16 << 10;
         c.timeouts.progress = Duration::from_millis(200);
         // At this minimum rate, the bytes of the message hardly extend the deadline.
@@ -189,7 +189,7 @@ fn send_malformed_properties(peer: &mut RawPeer, case: usize) -> ErrorBody {
 #[test]
 fn a_malformed_authentication_message_ends_the_connection_where_it_is_required() {
     for_each(policies(), |(host_auth, required)| {
-        let (world, address) = World::standard("bad-hostauth", small().with(|c| c.wire.host_auth = host_auth));
+        let (world, address) = World::standard("bad-hostauth", small_config().with(|c| c.wire.host_auth = host_auth));
         for case in 0..3 {
             let mut peer = RawPeer::connect_silently(&address);
             let error = send_malformed_properties(&mut peer, case);
@@ -222,7 +222,7 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
             peer.grant();
         });
         // The negotiation does not time out within the test.
-        let config = small_client(small().with(|c| c.wire.host_auth = host_auth))
+        let config = small_client(small_config().with(|c| c.wire.host_auth = host_auth))
             .with(|c| c.connect.negotiation = Duration::from_secs(600));
         if required {
             let reason = LocalClient::connect(server.address(), config).expect_err("the server did not authenticate");
@@ -238,7 +238,7 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
 #[test]
 fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
     with_raw("odd-long", CREDIT_MODES, |client| {
-        let _memory = client.long(&call_bytes(XID, PROGRAM, VERSION, ECHO, b"seven b"));
+        let _memory = client.send_long_message(&call_bytes(XID, PROGRAM, VERSION, ECHO, b"seven b"));
         assert_eq!(client.answer().payload(), reply_bytes(XID, b"seven b"));
     });
 }
@@ -253,13 +253,13 @@ fn a_segment_longer_than_rssiz_is_accepted() {
         let (_world, address) = World::serving("long-segment", config, services_with(4096, longest_chunk, false));
         let mut client = RawPeer::connect_silently(&address);
         let longest = client.exchange_properties().properties().segment_size;
-        let (room, memory) = client.room(20_000);
+        let (room, memory) = client.expose_writable(20_000);
         let long = Lists::new().write([Segment { length: longest + 1, ..room }]);
-        let answer = client.ask(LOAD, &long, &be(&[3, 20_000]));
+        let answer = client.call_and_receive(LOAD, &long, &be(&[3, 20_000]));
         assert_eq!(answer.writes().map(|chunk| chunk.total_length()).sum::<u64>(), 20_000);
         assert_eq!(contents(&memory, 20_000), data_of(3, 20_000));
-        let (target, _memory) = client.source(4, longest as usize + 1);
-        let answer = client.ask(STORE, &Lists::new().read(ARGS_AT + 4, [target]), &be(&[4]));
+        let (target, _memory) = client.expose_readable(4, longest as usize + 1);
+        let answer = client.call_and_receive(STORE, &Lists::new().read(ARGS_AT + 4, [target]), &be(&[4]));
         assert_eq!(answer.payload(), reply_bytes(XID, &be(&[longest + 1])));
     });
 }
@@ -269,20 +269,20 @@ fn a_segment_longer_than_rssiz_is_accepted() {
 fn parts_may_be_short_and_messages_without_an_xid_get_bad_xdr() {
     with_raw("no-xid", CREDIT_MODES, |client| {
         for len in 0..4 {
-            client.msg(XID, Chunks::NONE, &be(&[XID])[..len]);
-            client.bad_xdr(&format!("{len} bytes: a message without an XID"));
+            client.send_msg(XID, Chunks::NONE, &be(&[XID])[..len]);
+            client.expect_bad_xdr(&format!("{len} bytes: a message without an XID"));
         }
         if client.version == Version::V1 {
             return;
         }
         // The parts have no bytes, three bytes, and the rest of the call.
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
-        client.part(XID, Flags::MORE, b"");
-        client.part(XID, Flags::MORE, &call[..3]);
-        client.part(XID, Flags::NONE, &call[3..]);
+        client.send_part(XID, Flags::MORE, b"");
+        client.send_part(XID, Flags::MORE, &call[..3]);
+        client.send_part(XID, Flags::NONE, &call[3..]);
         assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
-        client.part(XID, Flags::MORE, b"");
-        client.part(XID, Flags::NONE, &call[..3]);
-        client.bad_xdr("three bytes in parts");
+        client.send_part(XID, Flags::MORE, b"");
+        client.send_part(XID, Flags::NONE, &call[..3]);
+        client.expect_bad_xdr("three bytes in parts");
     });
 }

@@ -22,9 +22,9 @@ fn calls_of_all_forms_may_be_deferred() {
         load(&mut client, 9, &[(5000, 5000), (70_000, 60_000)]).expect("a reply");
         mirror(&mut client, 3, &[5000, 64_000]).expect("a reply");
         // A long reply: in a Reply chunk, or continued.
-        let call = client.prepared(REPLY, &be(&[4400])).expect_reply(4400);
+        let call = client.prepare_call(REPLY, &be(&[4400])).expect_reply(4400);
         assert_eq!(client.outcome(call), Ok(data_of(4400, 4400)));
-        let call = client.prepared(ECHO, &[3; 6000]).expect_reply(4096);
+        let call = client.prepare_call(ECHO, &[3; 6000]).expect_reply(4096);
         assert_eq!(client.outcome(call), system_error(), "the results exceed the reply buffer");
         assert_eq!(client.run(REFUSE, &[0; 4]), Err(CallError::Refused(Refusal::GarbageArguments)));
         assert_eq!(client.run(PANIC, b""), system_error());
@@ -56,12 +56,12 @@ fn calls_answered_by_many_threads_complete_exactly_once() {
             })
         });
         let held = Procedure::deferred(move |call| sender.send(call).expect("a thread answers it"));
-        let config = small().with(|c| c.poll.idle = idle);
+        let config = small_config().with(|c| c.poll.idle = idle);
         let (mut world, address) = World::serving("many-threads", config, standard_and([(HELD, held)]));
         let caller = || {
-            let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+            let mut client = LocalClient::connect(&address, small_client(small_config())).expect("a connection");
             let mut ends = vec![0; CALLS as usize];
-            let call = |client: &mut LocalClient, token: u64| Some(client.prepared(HELD, &token.to_be_bytes()));
+            let call = |client: &mut LocalClient, token: u64| Some(client.prepare_call(HELD, &token.to_be_bytes()));
             client.keep_busy(16, CALLS, call, |done| {
                 ends[done.token as usize] += 1;
                 let results = Ok(done.token.to_be_bytes().to_vec());
@@ -92,7 +92,7 @@ fn new_client(world: &World, address: &Address, mode: CreditMode) -> LocalClient
 fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     let (cache, held) = (request_cache(64), HeldCalls::default());
     let services = standard_and([(HELD, run_once(held.procedure(), &cache))]);
-    let (_world, address) = World::serving("skipped", small(), services);
+    let (_world, address) = World::serving("skipped", small_config(), services);
     let [mut lost_peer, mut peer] = [0; 2].map(|_| RawPeer::connect(&address));
     lost_peer.call_as(1, HELD, Chunks::NONE, b"");
     let waiting = held.next_call();
@@ -120,14 +120,14 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         // A draining server refuses new calls. Version 1 cannot announce a drain, so there the server refuses
         // connections.
         let refuses = |client: &mut _| match mode {
-            CreditMode::V1 => LocalClient::connect(&address, small_client(small())).is_err(),
+            CreditMode::V1 => LocalClient::connect(&address, small_client(small_config())).is_err(),
             _ => echo(client, b"one more").is_err(),
         };
         assert!(wait_until(|| refuses(&mut client)));
         assert!(!draining.is_finished());
         answer(call, b"last");
         assert_eq!(client.end(), (7, Ok(b"last".to_vec())));
-        client.quiet_until(|_| draining.is_finished());
+        client.poll_quietly_until(|_| draining.is_finished());
         assert!(draining.join().expect("no panic").is_ok());
         drop((client, world));
 
@@ -208,7 +208,7 @@ fn a_future_may_outlive_its_answer_and_is_dropped_with_its_connection() {
         client.run(HELD, b"four").expect("a reply, although its future is pending");
         client.send(HELD, b"", 1);
         other.send(HELD, b"", 2);
-        client.quiet_until(|_| {
+        client.poll_quietly_until(|_| {
             other.poll(|done| panic!("{done:?}"));
             wakers.lock().expect("a list").len() == 3
         });
@@ -239,7 +239,7 @@ fn a_waiting_call_gets_freed_buffers() {
         let (world, address, server) = World::timed_with("memory-later", mode, services);
         let mut clients = [0; 8].map(|_| new_client(&world, &address, mode));
         for (token, client) in (0..).zip(&mut clients) {
-            client.send_call(token, |client| client.chunked(HELD, b"", &[], &[1 << 20]));
+            client.send_call(token, |client| client.prepare_chunked_call(HELD, b"", &[], &[1 << 20]));
         }
         // The buffers cover only some of the calls; the other calls run once answers free buffers.
         let all = wait_until(|| !held.is_empty() && held.len() as u64 + server.stats().memory_waits >= 8);
@@ -275,23 +275,23 @@ fn memory_with_a_published_address_stays_with_its_call() {
             call_sender.send(call).expect("the test waits");
         });
         // One call takes all bulk memory.
-        let config = small().with(|c| {
+        let config = small_config().with(|c| {
             c.memory.arenas = vec![pool.arena().clone()];
             (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(1 << 20, 1)], vec![]);
         });
         let address = world.serve_with(config, standard_and([(HELD, procedure.write_chunks(1, 1 << 16))]));
-        let mut client = world.client(&address, small());
+        let mut client = world.client(&address, small_config());
         for (token, procedure) in [(0, HELD), (1, LOAD)] {
-            client.send_call(token, |client| client.chunked(procedure, &be(&[8, 8]), &[], &[50_000]));
+            client.send_call(token, |client| client.prepare_chunked_call(procedure, &be(&[8, 8]), &[], &[50_000]));
         }
         // The second call is answered, unless it waits for the memory of the first.
         let mut ended = 0;
         match is_published {
-            true => client.quiet_until(|_| world.stats().memory_waits == 1),
-            false => client.each_end(1, |done| ended += done.token),
+            true => client.poll_quietly_until(|_| world.stats().memory_waits == 1),
+            false => client.for_each_completion(1, |done| ended += done.token),
         }
         assert_eq!(ended, u64::from(!is_published));
         held.recv().expect("a call").answer(Ok(()));
-        client.each_end(if is_published { 2 } else { 1 }, |done| drop(done.result.expect("a reply")));
+        client.for_each_completion(if is_published { 2 } else { 1 }, |done| drop(done.result.expect("a reply")));
     });
 }

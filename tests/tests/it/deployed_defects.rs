@@ -21,7 +21,7 @@ fn version_1_grants_do_not_depend_on_the_requested_credits() {
             (999, Lists::new(), b""),
             (ECHO, Lists::new().read(ARGS_AT + 4, [target]), &[0; 4]),
         ] {
-            let granted = client.ask(procedure, &lists, args).credit();
+            let granted = client.call_and_receive(procedure, &lists, args).credit();
             assert_eq!(granted, CREDITS, "{credit} credits requested, procedure {procedure}");
         }
     }
@@ -32,14 +32,15 @@ fn version_1_grants_do_not_depend_on_the_requested_credits() {
 #[test]
 fn results_follow_the_header_for_all_combinations_of_lists() {
     with_raw("lists", CREDIT_MODES, |client| {
-        let (room, _memory) = client.room(4096);
+        let (room, _memory) = client.expose_writable(4096);
         let part = |n: u32, length| room.part(512 * n, length);
         let (one, three) = (vec![part(0, 64)], vec![part(0, 16), part(1, 0), part(2, 48)]);
         // Each Write chunk, with the segment lengths that the reply returns. No reply uses its Reply chunk.
         let writes = [(None, vec![]), (Some(&one), vec![64]), (Some(&three), vec![16, 0, 48])];
         for_each(pairs(writes, [None, Some(&vec![]), Some(&one), Some(&three)]), |((write, lens), reply)| {
             let lists = write.map_or_else(Lists::new, |write| Lists::new().write(write));
-            let answer = client.ask(LOAD, &reply.map_or(lists.clone(), |reply| lists.reply(reply)), &be(&[9, 64]));
+            let answer =
+                client.call_and_receive(LOAD, &reply.map_or(lists.clone(), |reply| lists.reply(reply)), &be(&[9, 64]));
             assert_eq!(answer.payload(), reply_bytes(XID, &be(&vec![64; usize::from(write.is_some())])));
             let returned: Vec<_> = answer.write_chunks().concat().iter().map(|segment| segment.length).collect();
             assert_eq!(returned, lens);

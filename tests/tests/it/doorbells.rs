@@ -26,7 +26,7 @@ fn measure_rounds<F: Fabric>(
     let mut rounds = |count: u64| {
         for _ in 0..count {
             for token in 0..OUTSTANDING {
-                let call = client.prepared(ECHO, &[token as u8; 64]);
+                let call = client.prepare_call(ECHO, &[token as u8; 64]);
                 client.start(connection, call, token);
             }
             client.flush();
@@ -51,7 +51,7 @@ fn measure_rounds<F: Fabric>(
 struct CounterDeltas {
     posts: u64,
     doorbells: u64,
-    signalled: u64,
+    signaled: u64,
     /// Only system calls that found work.
     system_calls: u64,
 }
@@ -61,7 +61,7 @@ impl CounterDeltas {
         Self {
             posts: now.posts - before.posts,
             doorbells: now.doorbells - before.doorbells,
-            signalled: now.signalled - before.signalled,
+            signaled: now.signaled - before.signaled,
             system_calls: now.system_calls - before.system_calls,
         }
     }
@@ -82,9 +82,9 @@ fn with_32_calls_outstanding_doorbells_are_batched_and_few_sends_are_signaled() 
         for (side, deltas) in
             ["client", "server", "client over TCP", "server over TCP"].iter().zip(software.iter().chain(&tcp))
         {
-            let CounterDeltas { posts, doorbells, signalled, .. } = deltas;
+            let CounterDeltas { posts, doorbells, signaled, .. } = deltas;
             assert!(*posts >= ROUNDS * OUTSTANDING, "{mode:?}, {side}: {deltas:?}");
-            assert!(*posts >= 4 * doorbells && *posts >= 8 * signalled, "{mode:?}, {side}: {deltas:?}");
+            assert!(*posts >= 4 * doorbells && *posts >= 8 * signaled, "{mode:?}, {side}: {deltas:?}");
         }
         // The output of a turn leaves in one write and arrives in one read.
         for deltas in &tcp {

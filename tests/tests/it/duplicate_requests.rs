@@ -54,7 +54,7 @@ fn reply_with_count(call: &mut ServerCall, before: u32) -> Result<(), Refusal> {
 fn fixture(name: &'static str, entries: usize) -> Fixture {
     let world = World::new(name);
     let address = world.address();
-    fixture_at(world, address, entries, small())
+    fixture_at(world, address, entries, small_config())
 }
 
 fn fixture_at(mut world: World, address: Address, entries: usize, shard: Config) -> Fixture {
@@ -157,7 +157,7 @@ fn a_call_with_another_credential_is_another_call() {
         for round in 0..2 {
             for (n, user) in (0..).zip([OpaqueAuth::NONE, user(&[0; 40]), user(&[1; 40])]) {
                 let call = call_bytes_as(user, xid, PROGRAM, VERSION, procedure, b"same");
-                peer.msg(xid, Chunks::NONE, &call);
+                peer.send_msg(xid, Chunks::NONE, &call);
                 assert_eq!(next_reply(&mut peer), counted_reply(xid, before + n, b"same"), "round {round}");
             }
         }
@@ -169,7 +169,7 @@ fn a_call_with_another_credential_is_another_call() {
 #[test]
 fn a_call_retransmitted_with_more_reply_room_runs_once() {
     // This revision has no continued messages: a long reply needs a Reply chunk.
-    let shard = small().with(|c| c.debug.revision = Revision::Cel09);
+    let shard = small_config().with(|c| c.debug.revision = Revision::Cel09);
     let world = World::new("room");
     let address = world.address();
     let fixture = fixture_at(world, address, 64, shard.clone());
@@ -209,7 +209,7 @@ fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
 /// its calls name.
 #[test]
 fn a_host_with_many_calls_evicts_no_reply_to_another_host() {
-    let fixture = fixture_at(World::new("hosts"), test_fabric::tcp_address(), 8, small());
+    let fixture = fixture_at(World::new("hosts"), test_fabric::tcp_address(), 8, small_config());
     let mut victim = RawPeer::connect(&fixture.address);
     let first = call(&mut victim, 1, COUNT, b"");
     assert_eq!(first, counted_reply(1, 0, b""));
@@ -294,7 +294,7 @@ fn handlers_get_the_callers_host_on_fabrics_with_addresses() {
     });
     let services = standard_and([(70, host.clone()), (71, host.on_workers())]);
     let (world, address) = World::serving("host", small_server().with_workers(1), services);
-    let mut clients = [world.client(&address, small()), world.client(&address, small())];
+    let mut clients = [world.client(&address, small_config()), world.client(&address, small_config())];
     let hosts = clients
         .each_mut()
         .map(|client| [70, 71].map(|procedure| String::from_utf8(client.run(procedure, b"").unwrap()).unwrap()));
@@ -319,7 +319,7 @@ fn a_call_with_other_data_in_its_read_chunk_is_another_call() {
         let mut write = |procedure, data: &[u8]| {
             let (target, _exposed) = peer.expose(data, Access::REMOTE_READ);
             let lists = Lists::new().read(ARGS_AT + 4, [target]);
-            let answer = peer.ask(procedure, &lists, &be(&[data.len() as u32]));
+            let answer = peer.call_and_receive(procedure, &lists, &be(&[data.len() as u32]));
             u32::from_be_bytes(answer.payload()[24..28].try_into().expect("a word"))
         };
         assert_eq!([write(70, &data), write(70, &data)], [0, 0], "the call is retransmitted");

@@ -13,20 +13,20 @@ fn held_services(held: &HeldCalls) -> Services {
 
 fn holding_pair(name: &'static str, client: impl IntoClientConfig) -> (World, LocalClient, HeldCalls) {
     let held = HeldCalls::default();
-    let (world, client) = World::pair_with(name, small(), held_services(&held), client);
+    let (world, client) = World::pair_with(name, small_config(), held_services(&held), client);
     (world, client, held)
 }
 
 fn next_result(client: &mut LocalClient) -> CallResult {
     let mut ended = None;
-    client.each_end(1, |done| ended = Some(done.result));
+    client.for_each_completion(1, |done| ended = Some(done.result));
     ended.expect("one call has ended")
 }
 
 /// A call with a Read chunk and a Write chunk of [`LEN`] bytes.
 fn call_with_buffers(client: &mut LocalClient, procedure: u32, seed: u32) -> ClientCall {
     let data = client.pattern_buf(seed, LEN);
-    client.chunked(procedure, b"", &[], &[LEN]).read_chunk(0, data)
+    client.prepare_chunked_call(procedure, b"", &[], &[LEN]).read_chunk(0, data)
 }
 
 fn start(client: &mut LocalClient, procedure: u32, token: u64) {
@@ -40,7 +40,7 @@ fn error_and_buffers(result: CallResult, seed: u32) -> (CallError, Buf, Option<B
     let mut failed = result.expect_err("the call fails");
     let sent = failed.returned.take_sent().next().expect("the Read chunk");
     let room = failed.returned.take_chunks().next();
-    assert!(patterned(seed, &sent) && sent.len() == LEN);
+    assert!(has_pattern(seed, &sent) && sent.len() == LEN);
     assert!(room.as_ref().is_none_or(|room| room.len() == LEN));
     (error_without_buffers(failed), sent, room)
 }
@@ -53,27 +53,28 @@ fn error_without_buffers(mut failed: FailedCall) -> CallError {
 
 #[test]
 fn a_refused_call_returns_its_buffers() {
-    let (_world, mut client, held) = holding_pair("returned", small());
+    let (_world, mut client, held) = holding_pair("returned", small_config());
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
     let call = call_with_buffers(&mut client, MISSING, 3);
     assert_eq!(error_and_buffers(client.call(call), 3).0, refused, "a blocking call");
     start(&mut client, MISSING, 1);
     let (error, sent, room) = error_and_buffers(next_result(&mut client), 1);
     assert_eq!(error, refused);
-    let call = client.prepared(MIRROR, &[0; 4]).read_chunk(4, sent).write_chunk_into(room.expect("the Write chunk"));
-    assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
+    let call =
+        client.prepare_call(MIRROR, &[0; 4]).read_chunk(4, sent).write_chunk_into(room.expect("the Write chunk"));
+    assert!(has_pattern(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
     start(&mut client, HELD, 2);
-    client.quiet_until(|_| held.len() == 1);
+    client.poll_quietly_until(|_| held.len() == 1);
     held.answer_all();
     let mut reply = next_result(&mut client).expect("a reply");
-    assert!(patterned(2, &reply.take_sent().next().expect("the Read chunk")));
+    assert!(has_pattern(2, &reply.take_sent().next().expect("the Read chunk")));
 }
 
 #[test]
 fn calls_of_lost_and_closed_connections_return_their_buffers() {
-    let (mut world, mut client, held) = holding_pair("returned-lost", small());
+    let (mut world, mut client, held) = holding_pair("returned-lost", small_config());
     start(&mut client, HELD, 1);
-    client.quiet_until(|_| held.len() == 1);
+    client.poll_quietly_until(|_| held.len() == 1);
     let late = call_with_buffers(&mut client, HELD, 2);
     drop(world.take_server());
     let (error, _, room) = error_and_buffers(next_result(&mut client), 1);
@@ -86,7 +87,7 @@ fn calls_of_lost_and_closed_connections_return_their_buffers() {
 #[test]
 fn time_outs_return_unsent_buffers_and_keep_exposed_memory() {
     let held = HeldCalls::default();
-    let config = small().with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
+    let config = small_config().with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
     // In version 1 an unanswered call holds a credit.
     let (_world, mut client) = World::pair_with("returned-late", config, held_services(&held), CreditMode::V1);
     // The first calls take all credits.
@@ -94,7 +95,7 @@ fn time_outs_return_unsent_buffers_and_keep_exposed_memory() {
         call_with_buffers(client, HELD, token as u32).timeout(Duration::from_millis(20))
     });
     let mut ends = Vec::new();
-    client.each_end(6, |done| ends.push((done.token as u32, done.result)));
+    client.for_each_completion(6, |done| ends.push((done.token as u32, done.result)));
     let timed_out = CallError::TimedOut { sent: true };
     let is_sent = |end: &CallResult| end.as_ref().is_err_and(|failed| failed.error == timed_out);
     let sent = ends.iter().filter(|(_, end)| is_sent(end)).count();
@@ -111,14 +112,14 @@ fn time_outs_return_unsent_buffers_and_keep_exposed_memory() {
     }
     assert_eq!(client.stats().exposed_buffers, 2 * sent as u64, "the buffers of sent calls stay exposed");
     held.clear();
-    client.quiet_until(|client| client.stats().exposed_buffers == 0);
+    client.poll_quietly_until(|client| client.stats().exposed_buffers == 0);
 }
 
 #[test]
 fn a_client_with_a_thread_returns_the_buffers_of_failed_calls() {
     let held = HeldCalls::default();
-    let (mut world, address) = World::serving("returned-thread", small(), held_services(&held));
-    let mut client = Client::connect(&address, small_client(small())).expect("a connection");
+    let (mut world, address) = World::serving("returned-thread", small_config(), held_services(&held));
+    let mut client = Client::connect(&address, small_client(small_config())).expect("a connection");
     let call = |client: &mut Client, procedure: u32| {
         ClientCall::new(procedure).read_chunk(0, client.pattern_buf(7, LEN)).write_chunk(LEN as u32)
     };
@@ -142,8 +143,8 @@ fn a_client_with_a_thread_returns_the_buffers_of_failed_calls() {
 #[test]
 fn a_call_that_is_not_started_returns_its_buffers() {
     let held = HeldCalls::default();
-    let (_world, address) = World::serving("returned-unstarted", small(), held_services(&held));
-    let config = small_client(small().with(|c| c.limits.max_calls = 1));
+    let (_world, address) = World::serving("returned-unstarted", small_config(), held_services(&held));
+    let config = small_client(small_config().with(|c| c.limits.max_calls = 1));
     let mut client = Client::connect(&address, config).expect("a connection");
     let mut start = |count: u32| {
         let call = (0..count).fold(ClientCall::new(HELD).write_chunk(LEN as u32), |call, seed| {
@@ -157,7 +158,7 @@ fn a_call_that_is_not_started_returns_its_buffers() {
     let mut failed = start(MAX_CHUNKS as u32 + 1).expect_err("one chunk too many");
     let chunks: Vec<_> = failed.returned.take_sent().collect();
     assert_eq!(chunks.len(), MAX_CHUNKS, "the chunks that fit the call");
-    assert!((0..).zip(&chunks).all(|(seed, data)| patterned(seed, data)));
+    assert!((0..).zip(&chunks).all(|(seed, data)| has_pattern(seed, data)));
     let too_many = CallError::from(Defect::TooManyChunks { limit: MAX_CHUNKS });
     assert_eq!(error_without_buffers(failed), too_many);
     // If the call arrived after `clear`, the handler would hold it beyond the end of this test.
@@ -170,7 +171,7 @@ fn a_call_that_is_not_started_returns_its_buffers() {
 
 #[test]
 fn a_call_of_a_stopped_shard_returns_its_buffers() {
-    let (mut world, _forward, mut reverse) = both_ways("returned-stopped", small(), small());
+    let (mut world, _forward, mut reverse) = both_ways("returned-stopped", small_config(), small_config());
     let data = reverse.pattern_buf(5, LEN);
     assert!(!reverse.is_closed());
     drop(world.take_server());
@@ -181,12 +182,12 @@ fn a_call_of_a_stopped_shard_returns_its_buffers() {
 
 #[test]
 fn calls_kept_for_a_reconnect_return_their_buffers_when_it_fails() {
-    let config = reconnecting(small(), 3).with(|c| c.connect.retransmit = true);
+    let config = reconnecting(small_config(), 3).with(|c| c.connect.retransmit = true);
     let (mut world, mut client, held) = holding_pair("returned-again", config);
     (1..=3).for_each(|token| start(&mut client, HELD, token));
-    client.quiet_until(|_| held.len() == 3);
+    client.poll_quietly_until(|_| held.len() == 3);
     drop(world.take_server());
-    client.each_end(3, |done| {
+    client.for_each_completion(3, |done| {
         assert!(matches!(error_and_buffers(done.result, done.token as u32).0, CallError::ConnectionLost { .. }));
     });
     held.clear();
@@ -195,17 +196,17 @@ fn calls_kept_for_a_reconnect_return_their_buffers_when_it_fails() {
 #[test]
 fn a_continued_call_is_kept_for_retransmission_without_a_copy() {
     const SIZE: usize = 16 << 10;
-    let (world, address) = World::serving("kept", small(), long_echo_services());
-    let config = small().with(|c| {
+    let (world, address) = World::serving("kept", small_config(), long_echo_services());
+    let config = small_config().with(|c| {
         c.memory.long_buffers = vec![(SIZE, 4)];
         c.memory.bulk_buffers = vec![(1 << 20, 5)];
     });
     let mut client = world.client(&address, small_client(config).with(|c| c.connect.retransmit = true));
-    client.send_call(0, |client| client.prepared(ECHO, &[7; 8000]).expect_reply(8000));
+    client.send_call(0, |client| client.prepare_call(ECHO, &[7; 8000]).expect_reply(8000));
     let classes = client.stats().pool.classes;
     let class = classes.iter().find(|class| class.size == SIZE).expect("the class");
     assert_eq!(class.outstanding, 1, "the message, and no copy of it");
-    assert!(client.ends(1) == [(0, Ok(vec![7; 8000]))]);
+    assert!(client.completions(1) == [(0, Ok(vec![7; 8000]))]);
 }
 
 #[test]
@@ -218,7 +219,8 @@ fn calls_are_retransmitted_to_the_next_server_with_their_xids() {
             drop(world.take_server());
             // Some calls start before the client detects the loss, others while it has no connection.
             for token in 0..20 {
-                client.send_call(token, |client| client.prepared(ECHO, &args(token)).expect_reply(args(token).len()));
+                client
+                    .send_call(token, |client| client.prepare_call(ECHO, &args(token)).expect_reply(args(token).len()));
                 client.poll(|done| panic!("{done:?} without a server"));
             }
             world.serve_at(&address, small_server(), long_echo_services());
@@ -245,14 +247,14 @@ fn calls_refused_by_a_draining_server_are_retransmitted_to_the_next_one() {
         let (mut world, address) = World::serving("drain-again", small_server(), services);
         let mut client = world.client(&address, reconnecting(mode, 1000).with(|c| c.connect.retransmit = true));
         client.begin(HELD, b"", 0);
-        client.quiet_until(|_| held.len() == 1);
+        client.poll_quietly_until(|_| held.len() == 1);
         let draining = world.drain(Duration::from_secs(60));
         // Refused calls are retransmitted on this connection, and refused again. Before the drain begins, some may be
         // served.
         let (mut started, mut ends) = (1, Vec::new());
         assert!(wait_until(|| {
             if started < 20 {
-                let call = client.prepared(ECHO, &args(started)).expect_reply(args(started).len());
+                let call = client.prepare_call(ECHO, &args(started)).expect_reply(args(started).len());
                 client.launch(call, started);
                 started += 1;
             }
@@ -266,7 +268,7 @@ fn calls_refused_by_a_draining_server_are_retransmitted_to_the_next_one() {
         }));
         draining.join().expect("no panic").expect("the server has drained");
         world.serve_at(&address, small_server(), long_echo_services());
-        ends.extend(client.ends(20 - ends.len()));
+        ends.extend(client.completions(20 - ends.len()));
         ends.sort_by_key(|(token, _)| *token);
         let results = |token| if token == 0 { Vec::new() } else { args(token) };
         assert_eq!(ends, (0..20).map(|token| (token, Ok(results(token)))).collect::<Vec<_>>());
@@ -284,7 +286,7 @@ fn without_retransmission_an_error_states_whether_the_call_may_have_run() {
         let (mut world, address, held) = World::holding("lost", small_server());
         let mut client = world.client(&address, reconnecting(mode, 1000));
         client.begin(HELD, b"", 7);
-        client.quiet_until(|_| held.len() == 1);
+        client.poll_quietly_until(|_| held.len() == 1);
         drop(world.take_server());
         held.clear();
         assert_eq!(client.end(), (7, Err(CallError::ConnectionLost { sent: true })));
@@ -302,9 +304,9 @@ fn reconnect_attempts_are_limited_and_deadlines_hold_without_a_connection() {
     let mut client = LocalClient::connect(&address, config).unwrap();
     let first = client.first();
     drop(world.take_server());
-    client.send_call(1, |client| client.prepared(ECHO, &[0; 4]).timeout(Duration::from_millis(20)));
+    client.send_call(1, |client| client.prepare_call(ECHO, &[0; 4]).timeout(Duration::from_millis(20)));
     client.begin(ECHO, &[0; 4], 2);
-    let ended = client.ends(2);
+    let ended = client.completions(2);
     assert!(matches!(ended[0], (1, Err(CallError::TimedOut { .. }))), "{ended:?}");
     assert!(matches!(ended[1], (2, Err(CallError::ConnectionLost { .. }))), "{ended:?}");
     assert!(client.close_reason(first).is_some());

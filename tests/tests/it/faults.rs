@@ -18,7 +18,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let mut server = RawServer::start_in(CreditMode::V1, &address, move |peer| {
             let call = peer.next_call();
             let memory = remote(call.reads().next().expect("a Read chunk").target);
-            let is_readable = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
+            let is_readable = peer.read(memory, 500).is_some_and(|bytes| has_pattern(1, &bytes));
             peer.reply(call.xid(), b"");
             readable_sender.send(is_readable).expect("the test listens");
             // The test resumes this script from the callback of the failed call.
@@ -30,9 +30,9 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
         let fabric = faulty_device(&address, &config, chaos, 1);
         let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
-        client.send_call(1, |client| client.prepared(STORE, &[0; 4]).read_chunk(4, client.pattern_buf(1, 500)));
+        client.send_call(1, |client| client.prepare_call(STORE, &[0; 4]).read_chunk(4, client.pattern_buf(1, 500)));
         let mut end = None;
-        client.each_end(1, |done| {
+        client.for_each_completion(1, |done| {
             assert!(readable.recv().expect("the server reports"), "the memory is exposed during the call");
             // On an open connection this thread itself answers RDMA Reads, so it cannot wait for one here.
             if done.result.is_err() {

@@ -26,7 +26,7 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     if peer.version == Version::V2 {
         // Longer than a Receive: the call needs a long buffer after its first part.
         for _ in 0..3 {
-            peer.part(90, Flags::MORE, &call_bytes(90, PROGRAM, VERSION, ECHO, &[0; 3000]));
+            peer.send_part(90, Flags::MORE, &call_bytes(90, PROGRAM, VERSION, ECHO, &[0; 3000]));
         }
     }
 }
@@ -97,7 +97,7 @@ fn a_client_without_progress_is_disconnected() {
         ("the rest of a message", |address| {
             let mut peer = RawPeer::connect(address);
             peer.ping();
-            peer.part(2, Flags::MORE, &call_bytes(2, PROGRAM, VERSION, ECHO, &[0; 400]));
+            peer.send_part(2, Flags::MORE, &call_bytes(2, PROGRAM, VERSION, ECHO, &[0; 400]));
             (0..10).for_each(|_| peer.grant());
             peer
         }),
@@ -108,8 +108,9 @@ fn a_client_without_progress_is_disconnected() {
         }),
     ];
     for_each(cases, |(_, connect_stalled)| {
-        let (world, address, server) = World::timed("obligations", small().with(|c| c.timeouts.progress = PROGRESS));
-        let mut witness = world.client(&address, small());
+        let (world, address, server) =
+            World::timed("obligations", small_config().with(|c| c.timeouts.progress = PROGRESS));
+        let mut witness = world.client(&address, small_config());
         let mut peer = connect_stalled(&address);
         let ended = wait_until(|| {
             peer.turn();
@@ -135,9 +136,9 @@ fn connect_without_grants(address: &Address) -> RawPeer {
 /// Each reply occupies a buffer while it waits for a grant.
 #[test]
 fn clients_that_grant_nothing_leave_buffers_to_others() {
-    let shard = scarce(2, 2).with(|c| (c.limits.credits, c.memory.message_buffers) = (16, 60));
+    let shard = scarce_config(2, 2).with(|c| (c.limits.credits, c.memory.message_buffers) = (16, 60));
     let (world, address) = World::standard("ungranted", shard);
-    let mut witness = world.client(&address, small());
+    let mut witness = world.client(&address, small_config());
     let _peers = [0; 10].map(|_| {
         let mut peer = connect_without_grants(&address);
         (1..15).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, &[7; 3000]));
@@ -151,12 +152,12 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
 /// Unsignaled Sends have no completion of their own. The server must not mistake that for a peer without progress.
 #[test]
 fn an_idle_client_is_not_disconnected() {
-    let shard = small().with(|c| (c.timeouts.progress, c.poll.idle) = (PROGRESS, IdlePolicy::Poll));
+    let shard = small_config().with(|c| (c.timeouts.progress, c.poll.idle) = (PROGRESS, IdlePolicy::Poll));
     let (world, address, server) = World::timed("idle", shard.clone());
     let time = SimulatedTime::new();
     let mut idle = simulated_client(&address, shard, &time);
     idle.add_connection(&address).expect("a connection");
-    let mut other = world.client(&address, small());
+    let mut other = world.client(&address, small_config());
     assert_served(&mut idle);
     for _ in 0..5 * 8 {
         echo(&mut other, b"time passes").expect("an echo");
@@ -211,8 +212,8 @@ impl SilentPeers {
 
 #[test]
 fn silent_connections_do_not_block_new_ones() {
-    let (world, address) = World::standard("knock", small());
-    let mut witness = world.client(&address, small());
+    let (world, address) = World::standard("knock", small_config());
+    let mut witness = world.client(&address, small_config());
     let mut silent = SilentPeers::new(&address);
     silent.connect(200);
     for round in 0..20 {
@@ -220,7 +221,7 @@ fn silent_connections_do_not_block_new_ones() {
         assert!(wait_until(|| silent.reconnect_closed() > 20 * round));
         let mut new_client = eventually(|| {
             silent.reconnect_closed();
-            LocalClient::connect(&address, small_client(small())).ok()
+            LocalClient::connect(&address, small_client(small_config())).ok()
         });
         assert_served(&mut new_client);
         assert_served(&mut witness);
@@ -238,7 +239,7 @@ fn silent_connections_do_not_block_new_ones() {
 fn silent_connections_are_evicted_for_new_ones() {
     let silent_after = Duration::from_millis(if test_fabric::on_device() { 1000 } else { 100 });
     let (world, address) = World::standard("silent", small_server().with(|c| c.accept.evict_after = silent_after));
-    let mut witness = world.client(&address, small());
+    let mut witness = world.client(&address, small_config());
     let mut keep_witness_active = || echo(&mut witness, b"not silent").expect("the witness is served");
     let _peers: Vec<_> = (0..107)
         .map(|_| {
@@ -256,7 +257,7 @@ fn silent_connections_are_evicted_for_new_ones() {
     for seed in 0..5 {
         let mut new_client = eventually(|| {
             keep_witness_active();
-            LocalClient::connect(&address, small_client(small())).ok()
+            LocalClient::connect(&address, small_client(small_config())).ok()
         });
         mirror(&mut new_client, seed, &[777]).expect("the new client is served");
     }
@@ -272,7 +273,7 @@ fn a_connection_not_set_up_in_time_is_closed() {
         let (address, server) = world.serve_timed(
             small_server().with(|c| (c.accept.setup, c.shard.wire.version_1) = (setup_timeout, version_1)),
         );
-        let mut witness = world.client(&address, small());
+        let mut witness = world.client(&address, small_config());
         let mut peer = RawPeer::connect_silently(&address);
         // Both connections are established at the server.
         assert!(wait_until(|| server.stats().peers.iter().filter(|peer| peer.stage == "open").count() == 2));
@@ -342,8 +343,9 @@ fn too_many_unsolicited_messages_end_their_connection() {
 
 #[test]
 fn too_many_unsolicited_grants_end_their_connection() {
-    let (world, address, server) = World::timed("grants", small().with(|c| c.limits.max_unsolicited_per_second = 20));
-    let mut witness = world.client(&address, small());
+    let (world, address, server) =
+        World::timed("grants", small_config().with(|c| c.limits.max_unsolicited_per_second = 20));
+    let mut witness = world.client(&address, small_config());
     let mut peer = RawPeer::connect(&address);
     let mut ends_by_grants = |count: usize| {
         let grants: Vec<_> = (0..count).map(|_| peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"")).collect();

@@ -19,7 +19,7 @@ fn services() -> Services {
 }
 
 fn with_policy(host_auth: AuthPolicy) -> Config {
-    small().with(|c| c.wire.host_auth = host_auth)
+    small_config().with(|c| c.wire.host_auth = host_auth)
 }
 
 fn serve(world: &mut World, shard: Config) -> Address {
@@ -44,7 +44,7 @@ fn key(name: &str) -> Arc<PreSharedKey> {
 fn caller_names(client: &mut LocalClient) -> [String; 2] {
     [CALLER_NAME, CALLER_NAME + 1].map(|procedure| {
         let [inline, with_chunk] = [false, true].map(|has_chunk| {
-            let call = client.chunked(procedure, b"", if has_chunk { &[64] } else { &[] }, &[]);
+            let call = client.prepare_chunked_call(procedure, b"", if has_chunk { &[64] } else { &[] }, &[]);
             String::from_utf8(client.outcome(call).expect("a reply")).expect("a name")
         });
         assert_eq!(inline, with_chunk);
@@ -269,7 +269,7 @@ fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
     echo(&mut client, b"once").expect("a reply");
     drop(world.take_server());
     let first = client.first();
-    client.quiet_until(|client| !client.is_established(first));
+    client.poll_quietly_until(|client| !client.is_established(first));
     assert!(client.close_reason(first).is_none(), "the client reconnects");
     client.begin(ECHO, b"", 7);
     world.serve_at(&address, with_policy(required("blue")), standard_services());

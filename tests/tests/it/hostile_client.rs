@@ -246,8 +246,9 @@ fn memory_that_was_not_offered_is_not_touched() {
 
 #[test]
 fn err_vers_has_the_layout_common_to_all_versions() {
-    let only_2 = small().with(|c| c.wire.version_1 = false);
-    let cases = [(small(), 0, 1, 2), (small(), 3, 1, 2), (in_mode(CreditMode::V1), 2, 1, 1), (only_2, 1, 2, 2)];
+    let only_2 = small_config().with(|c| c.wire.version_1 = false);
+    let cases =
+        [(small_config(), 0, 1, 2), (small_config(), 3, 1, 2), (in_mode(CreditMode::V1), 2, 1, 1), (only_2, 1, 2, 2)];
     for (config, version, low, high) in cases {
         let _row = row((version, low, high));
         let (_world, address) = World::standard("err-vers", config);
@@ -262,12 +263,12 @@ fn err_vers_has_the_layout_common_to_all_versions() {
 #[test]
 fn a_violation_is_recorded_when_the_disconnect_arrives_in_the_same_turn() {
     // Each turn polls the control plane after its other steps.
-    let config = small().with(|c| c.poll.control_interval = Duration::from_nanos(1));
+    let config = small_config().with(|c| c.poll.control_interval = Duration::from_nanos(1));
     let (world, address) = World::standard("same-turn", config);
     for count in 1..=10 {
         let mut peer = RawPeer::connect(&address);
         peer.ping();
-        peer.nomsg(XID, &Lists::new().read(0, [segment(64)]));
+        peer.send_nomsg(XID, &Lists::new().read(0, [segment(64)]));
         peer.wait_until_over();
         assert!(wait_until(|| world.stats().connections == 0));
         assert_eq!(world.stats().peer_faults, count, "the fault is the Read of memory that is not exposed");

@@ -5,7 +5,7 @@ use rpcrdma_tests::prelude::*;
 
 /// Makes a call with a Read chunk and a Write chunk of 500 bytes, and returns its result.
 fn call_with_chunks(client: &mut LocalClient) -> Outcome {
-    let call = client.chunked(MIRROR, &[0; 4], &[500], &[500]);
+    let call = client.prepare_chunked_call(MIRROR, &[0; 4], &[500], &[500]);
     client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec()).map_err(CallError::from)
 }
 
@@ -120,12 +120,12 @@ fn unsolicited_replies_and_messages_are_dropped() {
             peer.reply(xid, b"who?");
         }
         peer.refuse(7, ErrorBody::System);
-        peer.msg(7, Chunks::NONE, &call_bytes(7, 1, 1, 1, b""));
+        peer.send_msg(7, Chunks::NONE, &call_bytes(7, 1, 1, 1, b""));
         peer.send(b"short");
         peer.reply(call, b"fine");
         (0..2).for_each(|_| peer.reply(call, b"twice"));
     });
-    let mut client = server.client(small());
+    let mut client = server.client(small_config());
     assert_answered(&mut client, 20);
     let messages = client.stats().messages;
     assert_eq!((messages.rejected_unknown_xid, messages.rejected_unexpected, messages.rejected_short), (6, 1, 1));
@@ -139,10 +139,10 @@ fn calls_to_a_silent_server_end_at_their_deadlines() {
         peer.reply(call.xid(), b"fine");
         peer.wait_until_over();
     });
-    let mut client = server.client(small().with(|c| c.limits.max_calls = 8));
+    let mut client = server.client(small_config().with(|c| c.limits.max_calls = 8));
     assert_answered(&mut client, 1);
     client.launch_each(0..10, |client, _| {
-        client.chunked(MIRROR, &[0; 4], &[], &[100]).timeout(Duration::from_millis(20))
+        client.prepare_chunked_call(MIRROR, &[0; 4], &[], &[100]).timeout(Duration::from_millis(20))
     });
     for (token, end) in client.sorted_completions(10) {
         let expected =
@@ -162,7 +162,7 @@ fn a_server_accesses_offered_memory_only_during_the_call() {
         let read = call.reads().next().expect("a Read chunk").target;
         let write = call.write_chunks()[0][0];
         readable_sender
-            .send(patterned(0, &peer.read(remote(read), 500).expect("the memory was offered")))
+            .send(has_pattern(0, &peer.read(remote(read), 500).expect("the memory was offered")))
             .expect("the test listens");
         peer.write(&[3; 500], remote(write));
         let used = Lists::new().write([Segment { length: 500, ..write }]);
@@ -171,7 +171,7 @@ fn a_server_accesses_offered_memory_only_during_the_call() {
         let () = await_ended.recv().expect("the call has ended");
         readable_sender.send(peer.read(remote(read), 500).is_none()).expect("the test listens");
     });
-    let mut client = server.client(small());
+    let mut client = server.client(small_config());
     assert_eq!(call_with_chunks(&mut client), Ok(vec![3; 500]));
     send_ended.send(()).expect("the server waits");
     assert!(readable.recv().expect("the server reports"), "the offered memory is readable during the call");
@@ -189,7 +189,7 @@ fn a_server_that_floods_its_client_loses_the_connection() {
         (0..1000).for_each(|xid| peer.reply(xid, &[0; 64]));
         peer.wait_until_over();
     });
-    let mut client = server.client(small());
+    let mut client = server.client(small_config());
     let error = inline_call(&mut client).expect_err("the connection closes");
     assert!(matches!(error, CallError::ConnectionLost { sent: true }), "{error}");
     assert_eq!(client.stats().peer_faults, 1);

@@ -21,7 +21,7 @@ pub(crate) fn child(role: &str, address: &Address) {
 /// A call that sends and receives `len` bytes in chunks, or has no chunks if there are no buffers for them.
 fn prepare_mirror(client: &mut LocalClient, seed: u32, len: usize) -> ClientCall {
     let first = client.first();
-    let call = client.prepared(MIRROR, &[0; 4]);
+    let call = client.prepare_call(MIRROR, &[0; 4]);
     let (Ok(mut data), Ok(room)) = (client.alloc(first, len), client.alloc(first, len)) else { return call };
     pattern(seed, &mut data);
     call.read_chunk(4, data).write_chunk_into(room)
@@ -29,13 +29,13 @@ fn prepare_mirror(client: &mut LocalClient, seed: u32, len: usize) -> ClientCall
 
 /// Keeps 12 calls outstanding, half of them with chunks, until this process is killed.
 fn busy_client(address: &Address) {
-    let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
+    let mut client = LocalClient::connect(address, small_client(small_config())).expect("a connection");
     let mut random = Random::new(u64::from(std::process::id()));
     let call = |client: &mut LocalClient, token| {
         if token == 12 {
             println!("ready");
         }
-        Some(if random.once_in(2) { prepare_mirror(client, 0, 60_000) } else { client.prepared(MIRROR, &[0; 4]) })
+        Some(if random.once_in(2) { prepare_mirror(client, 0, 60_000) } else { client.prepare_call(MIRROR, &[0; 4]) })
     };
     client.keep_busy(12, u64::MAX, call, |done| {
         if done.result.is_err() {
@@ -50,8 +50,8 @@ fn clients_killed_at_random_affect_no_other_client() {
     let kills = std::env::var("KILLS").map_or(25, |n| n.parse().expect("a number"));
     // Memory for all outstanding calls of three clients, so that the server never refuses the witness.
     let (world, address) =
-        World::standard("killed-clients", small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 120)]));
-    let mut witness = world.client(&address, small());
+        World::standard("killed-clients", small_config().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 120)]));
+    let mut witness = world.client(&address, small_config());
     let mut random = Random::new(50);
     let mut seed = 0;
     let mut verify = |witness: &mut LocalClient, rounds: usize| {
@@ -88,7 +88,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         let address = world.address();
         let mut server = Child::start("server", &address.to_string());
         server.wait_for("ready");
-        let mut client = world.client(&address, small());
+        let mut client = world.client(&address, small_config());
         let first = client.first();
         let (mut ends, mut under_way) = (Vec::new(), 0);
         // The server is killed after this many turns of the client.
@@ -114,7 +114,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                     ends[done.token as usize] += 1;
                     assert!(served_or_lost(&done.result), "{:?}", done.result);
                     let chunk =
-                        |reply: &rpcrdma::Reply| patterned(done.token as u32, reply.chunk(0).unwrap_or_default());
+                        |reply: &rpcrdma::Reply| has_pattern(done.token as u32, reply.chunk(0).unwrap_or_default());
                     assert!(done.result.as_ref().ok().is_none_or(chunk), "the reply has the data of its call");
                 });
             }

@@ -4,21 +4,24 @@ use rpcrdma_tests::prelude::*;
 
 #[test]
 fn a_connect_without_receives_for_its_first_messages_is_refused() {
-    let (world, address) = World::standard("dry", small());
-    let mut client = world.client(&address, small());
+    let (world, address) = World::standard("dry", small_config());
+    let mut client = world.client(&address, small_config());
     let calls: Vec<_> = std::iter::from_fn(|| client.prepare(ECHO, 600).ok()).collect();
     // A peer may send two messages before its first grant, so a connect needs Receives that no connection has reserved.
     let refused = (0..10).find_map(|_| client.begin_connect(&address).err());
     assert_contains(refused.expect("Receives run out"), &["message_buffers"]);
     let stats = client.stats();
-    assert!(stats.receives_reserved < stats.receives_posted + 2 * u64::from(small().limits.credits), "{stats:?}");
+    assert!(
+        stats.receives_reserved < stats.receives_posted + 2 * u64::from(small_config().limits.credits),
+        "{stats:?}"
+    );
     drop(calls);
     client.add_connection(&address).expect("there is memory again");
 }
 
 #[test]
 fn calls_without_a_common_version_fail_with_err_vers() {
-    let (world, address) = World::standard("versions", small().with(|c| c.wire.version_1 = false));
+    let (world, address) = World::standard("versions", small_config().with(|c| c.wire.version_1 = false));
     let mut client = world.client(&address, CreditMode::V1);
     for _ in 0..5 {
         let error = echo(&mut client, b"no common version").unwrap_err();
@@ -31,7 +34,7 @@ fn calls_without_a_common_version_fail_with_err_vers() {
 fn a_sleeping_server_wakes_for_calls() {
     let policies = [IdlePolicy::Poll, IdlePolicy::Adaptive { spin: 200 }, IdlePolicy::Event, IdlePolicy::default()];
     for_each(policies, |idle| {
-        let config = small().with(|c| c.poll.idle = idle).into_server_config();
+        let config = small_config().with(|c| c.poll.idle = idle).into_server_config();
         let workers = Some(WorkerConfig { idle, ..Default::default() });
         let (world, address) = World::standard("idle", ServerConfig { workers, ..config });
         // A stats request wakes the shard; a higher count shows that it slept again. On a busy core the shard stays
@@ -43,7 +46,7 @@ fn a_sleeping_server_wakes_for_calls() {
             })
         };
         for_each([IdlePolicy::Poll, IdlePolicy::Event, idle], |client_idle| {
-            let mut client = world.client(&address, small().with(|c| c.poll.idle = client_idle));
+            let mut client = world.client(&address, small_config().with(|c| c.poll.idle = client_idle));
             for _ in 0..5 {
                 echo(&mut client, b"good morning").unwrap();
                 assert!(idle == IdlePolicy::Poll || sleeps(world.stats().sleeps), "the shard sleeps between calls");
@@ -63,7 +66,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
         let mut client = world.client(&address, mode);
         // Before the first reply there is credit for one call only.
         echo(&mut client, b"hello").unwrap();
-        client.launch_each(0..4, |client, _| client.chunked(GATED, b"", &[], &[1 << 20]));
+        client.launch_each(0..4, |client, _| client.prepare_chunked_call(GATED, b"", &[], &[1 << 20]));
         // The echo arrives last, so the server has all of the calls.
         echo(&mut client, b"in order").unwrap();
         let drained = world.drain(Duration::from_secs(20));
@@ -74,11 +77,11 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
         (0..100).for_each(|_| assert!(is_refusal(echo(&mut client, b"one more"))));
         assert!(is_refusal(store(&mut client, 1, &[64])), "with a chunk");
         assert!(!drained.is_finished(), "four calls are under way");
-        assert!(LocalClient::connect(&address, small_client(small())).is_err(), "no new connections");
+        assert!(LocalClient::connect(&address, small_client(small_config())).is_err(), "no new connections");
         gate.open();
-        client.each_end(4, |done| {
+        client.for_each_completion(4, |done| {
             let reply = done.result.unwrap();
-            assert!(patterned(20, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == 1 << 20);
+            assert!(has_pattern(20, reply.chunk(0).unwrap()) && reply.chunk(0).unwrap().len() == 1 << 20);
         });
         // Other calls may find the connection closing, or closed.
         client.poll_until(|client| !client.is_established(client.first()));
@@ -118,10 +121,12 @@ fn a_drain_returns_at_its_time_out_while_a_handler_blocks() {
     // A tenth of the time is for disconnects, which a busy host or a device may delay. Handlers are never
     // interrupted.
     let long = if test_fabric::on_device() { 5.0 } else { 2.0 };
-    for (config, remaining, seconds) in [(small().with_workers(2), on_workers, long), (small_server(), on_shard, 0.3)] {
+    for (config, remaining, seconds) in
+        [(small_config().with_workers(2), on_workers, long), (small_server(), on_shard, 0.3)]
+    {
         let gate = Gate::default();
         let services = gate.services(config.workers.is_some());
-        let (mut world, mut client) = World::pair_with("drain-timeout", config, services, small());
+        let (mut world, mut client) = World::pair_with("drain-timeout", config, services, small_config());
         echo(&mut client, b"hello").unwrap();
         client.begin(GATED, b"", 1);
         client.poll_until(|_| gate.arrivals() > 0);
@@ -141,19 +146,19 @@ fn a_drain_returns_at_its_time_out_while_a_handler_blocks() {
 
 #[test]
 fn a_server_can_restart_at_the_same_address() {
-    let (mut world, address) = World::standard("restart", small());
+    let (mut world, address) = World::standard("restart", small_config());
     let file = std::env::temp_dir().join(format!("rpcrdma-it-{}", std::process::id()));
     let path: Address = format!("soft:{}", file.display()).parse().unwrap();
-    world.serve_at(&path, small(), standard_services());
+    world.serve_at(&path, small_config(), standard_services());
     for address in [&path, &address] {
-        let mut client = world.client(address, small());
+        let mut client = world.client(address, small_config());
         echo(&mut client, b"before").unwrap();
         drop(world.take_server());
         assert!(wait_until(|| echo(&mut client, b"after").is_err()));
         assert!(client.add_connection(address).is_err(), "the server has ended");
-        world.serve_at(address, small(), standard_services());
+        world.serve_at(address, small_config(), standard_services());
         let connection = client.add_connection(address).unwrap();
-        let call = client.prepared(ECHO, b"again");
+        let call = client.prepare_call(ECHO, b"again");
         assert_eq!(client.call_on(connection, call).unwrap().results(), b"again");
         drop(client);
         drop(world.take_server());
@@ -163,10 +168,10 @@ fn a_server_can_restart_at_the_same_address() {
 
 #[test]
 fn closing_a_client_waits_for_its_calls() {
-    let (world, address) = World::standard("close", small().with_workers(2));
+    let (world, address) = World::standard("close", small_config().with_workers(2));
     for waits in [true, false] {
-        let mut client = world.client(&address, small());
-        client.launch_each(0..10, |client, _| client.prepared(WORKER_ECHO, &be(&[5000])));
+        let mut client = world.client(&address, small_config());
+        client.launch_each(0..10, |client, _| client.prepare_call(WORKER_ECHO, &be(&[5000])));
         let ended = client.close(if waits { Duration::from_secs(20) } else { Duration::ZERO });
         let served = ended.iter().filter(|done| done.result.is_ok()).count();
         assert!(ended.len() <= 10 && (!waits || served == 10), "{served} of {}", ended.len());

@@ -18,17 +18,18 @@ fn a_long_call_is_read_and_answered() {
         let args = [be(&[8993]), data_of(1, 8993), vec![0; 3]].concat();
         let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &args);
         let (whole, _memory) = client.expose(&message, Access::REMOTE_READ);
-        let (room, replied) = client.room(9024);
+        let (room, replied) = client.expose_writable(9024);
         // Segments may end at any byte.
-        client.nomsg(XID, &Lists::new().read(0, whole.cut(&[1, 38, 3, 5001, 3997])).reply([room]));
+        client.send_nomsg(XID, &Lists::new().read(0, whole.cut(&[1, 38, 3, 5001, 3997])).reply([room]));
         assert_eq!(client.answer().htype(), HeaderType::Nomsg);
         assert_eq!(contents(&replied, 9024), reply_bytes(XID, &args));
         // The positions of further Read chunks count from the start of the whole message.
         let message = call_bytes(XID, PROGRAM, VERSION, STORE, &be(&[5]));
         let (whole, _memory) = client.expose(&message, Access::REMOTE_READ);
-        let ((first, _first_memory), (second, _second_memory)) = (client.source(5, 501), client.source(6, 8));
+        let ((first, _first_memory), (second, _second_memory)) =
+            (client.expose_readable(5, 501), client.expose_readable(6, 8));
         let lists = Lists::new().read(0, whole.cut(&[40, 4])).read(ARGS_AT + 4, first.cut(&[500, 1]));
-        client.nomsg(XID, &lists.read(ARGS_AT + 4 + 504, [second]));
+        client.send_nomsg(XID, &lists.read(ARGS_AT + 4 + 504, [second]));
         assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[501, 8])));
     });
 }
@@ -43,8 +44,8 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
             ("a Read chunk at another position", Lists::new().read(40, [memory])),
             ("an empty chunk", Lists::new().read(0, [memory.part(0, 0)])),
         ] {
-            client.nomsg(XID, &lists);
-            client.bad_xdr(what);
+            client.send_nomsg(XID, &lists);
+            client.expect_bad_xdr(what);
             client.ping();
         }
     });
@@ -90,7 +91,7 @@ fn send_long_reply(peer: &mut RawPeer, call: &Message, message: &[u8]) {
 
 /// Makes a call that allows a reply of 20000 bytes.
 fn call_with_reply_room(client: &mut LocalClient) -> Outcome {
-    client.run_call(|client| client.prepared(ECHO, &[0; 4]).expect_reply(20_000))
+    client.run_call(|client| client.prepare_call(ECHO, &[0; 4]).expect_reply(20_000))
 }
 
 /// A configuration without continued messages.
@@ -152,7 +153,7 @@ fn later_writes_of_the_server_do_not_change_a_reply() {
             send_changed.send(()).expect("the client waits");
         });
         let mut client = server.client(without_continuation(mode));
-        let call = client.prepared(ECHO, &[0; 4]).expect_reply(20_000);
+        let call = client.prepare_call(ECHO, &[0; 4]).expect_reply(20_000);
         let reply = client.call(call).expect("a reply");
         assert!(reply.results() == random);
         send_read.send(()).expect("the server waits");
@@ -176,7 +177,7 @@ fn record_long_call(mode: CreditMode, segment_size: u32, args: usize, chunks: &[
         peer.reply(xid, b"");
     });
     let mut client = server.client(without_continuation(mode));
-    let call = client.chunked(STORE, &data_of(3, args), chunks, &[]);
+    let call = client.prepare_chunked_call(STORE, &data_of(3, args), chunks, &[]);
     client.call(call).expect("a reply");
     assert_eq!(client.stats().exposed_buffers, 0);
     calls.recv().expect("the server received the call")
@@ -192,7 +193,7 @@ fn version_1_sends_oversize_messages_as_long_messages() {
             assert!(header.payload().is_empty());
             let (call, args_at) = CallHeader::parse(&message).expect("an RPC call");
             assert_eq!((call.xid, call.procedure, message.len()), (header.xid(), STORE, args_at + args));
-            assert!(patterned(3, &message[args_at..]));
+            assert!(has_pattern(3, &message[args_at..]));
         }
     }
 }
@@ -205,7 +206,7 @@ fn a_long_call_has_position_0_in_every_segment() {
         let (call, message) = record_long_call(mode, 4096, 20_000, &[5000]);
         assert_eq!(reads(&call), [(0, 4096), (0, 4096), (0, 4096), (0, 4096), (0, 3656), (at, 4096), (at, 904)]);
         assert!(call.htype() == HeaderType::Nomsg && !call.flags().contains(Flags::RESPONSE));
-        assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
+        assert!(message.len() == at as usize && has_pattern(3, &message[ARGS_AT as usize..]));
     });
     // In version 1 each chunk has one segment.
     assert_eq!(reads(&record_long_call(CreditMode::V1, 0, 20_000, &[5000]).0), [(0, at), (at, 5000)]);
@@ -214,17 +215,17 @@ fn a_long_call_has_position_0_in_every_segment() {
 #[test]
 fn a_reply_that_does_not_fit_inline_uses_the_reply_chunk() {
     with_long("reply-chunk", |client| {
-        let (room, memory) = client.room(10_000);
+        let (room, memory) = client.expose_writable(10_000);
         let segments = room.cut(&[4000, 1, 5000, 999]);
-        let answer = client.ask(REPLY, &Lists::new().reply(&segments), &be(&[6000]));
+        let answer = client.call_and_receive(REPLY, &Lists::new().reply(&segments), &be(&[6000]));
         assert_eq!((answer.htype(), answer.payload()), (HeaderType::Nomsg, &b""[..]));
         assert_eq!(answer.flags().contains(Flags::RESPONSE), client.version == Version::V2);
         let used: Vec<_> = answer.reply_chunk().expect("the reply returns the chunk").segments().collect();
         let with_length = |(offered, length): (&Segment, _)| Segment { length, ..*offered };
         assert_eq!(used, segments.iter().zip([4000, 1, 2023, 0]).map(with_length).collect::<Vec<_>>());
         let written = contents(&memory, 10_000);
-        assert!(written[..24] == reply_bytes(XID, b"") && patterned(6000, &written[24..6024]));
-        assert!(filled(UNTOUCHED, &written[6024..]), "nothing else is written");
+        assert!(written[..24] == reply_bytes(XID, b"") && has_pattern(6000, &written[24..6024]));
+        assert!(is_filled_with(UNTOUCHED, &written[6024..]), "nothing else is written");
     });
 }
 
@@ -241,17 +242,17 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
     });
     let services = standard_and([(20, both.write_chunks(1, 4000).max_reply(20_000))]);
     with_raw_of("reduced-first", CREDIT_MODES, &services, |client| {
-        let ((write, item), (room, rest)) = (client.room(3000), client.room(9000));
+        let ((write, item), (room, rest)) = (client.expose_writable(3000), client.expose_writable(9000));
         // The shorter replies fit inline without the item.
         for (args, long) in [(1u8, false), (30, client.version == Version::V1), (80, true)] {
             let _row = row(args);
-            let answer = client.ask(20, &Lists::new().write([write]).reply([room]), &[args, 0, 0, 0]);
+            let answer = client.call_and_receive(20, &Lists::new().write([write]).reply([room]), &[args, 0, 0, 0]);
             let message = reply_bytes(XID, &data_of(8, 100 * usize::from(args)));
             assert!(answer.writes().map(|chunk| chunk.total_length()).eq([ITEM as u64]));
             let used = answer.reply_chunk().expect("the reply returns the chunk").total_length();
             assert_eq!(used, if long { message.len() as u64 } else { 0 });
             let (first, second) = (contents(&item, 3000), contents(&rest, 9000));
-            assert!(patterned(7, &first[..ITEM]) && filled(UNTOUCHED, &first[ITEM..]));
+            assert!(has_pattern(7, &first[..ITEM]) && is_filled_with(UNTOUCHED, &first[ITEM..]));
             match long {
                 true => assert!(answer.payload().is_empty() && second[..message.len()] == message),
                 false => assert_eq!(answer.payload(), message),
@@ -263,7 +264,7 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
 #[test]
 fn replies_return_used_and_unused_reply_chunks() {
     with_long("comes-back", |client| {
-        let segments = client.room(9000).0.cut(&[5000, 4000]);
+        let segments = client.expose_writable(9000).0.cut(&[5000, 4000]);
         // The Reply chunk is used, not needed, not needed by a refusal, or has no segments.
         let cases: [(u32, u32, &[Segment], &[u32]); 4] = [
             (REPLY, 8000, &segments, &[5000, 3024]),
@@ -272,12 +273,15 @@ fn replies_return_used_and_unused_reply_chunks() {
             (REPLY, 16, &[], &[]),
         ];
         for (procedure, word, offered, lens) in cases {
-            let answer = client.ask(procedure, &Lists::new().reply(offered), &be(&[word]));
+            let answer = client.call_and_receive(procedure, &Lists::new().reply(offered), &be(&[word]));
             let used =
                 answer.reply_chunk().expect("the reply returns the chunk").segments().map(|segment| segment.length);
             assert_eq!(used.collect::<Vec<_>>(), lens, "{procedure}, {word}");
         }
-        assert!(client.ask(REPLY, Chunks::NONE, &be(&[16])).reply_chunk().is_none(), "the call offers no Reply chunk");
+        assert!(
+            client.call_and_receive(REPLY, Chunks::NONE, &be(&[16])).reply_chunk().is_none(),
+            "the call offers no Reply chunk"
+        );
     });
 }
 
@@ -286,7 +290,7 @@ fn version_1_offers_a_reply_chunk_when_a_reply_may_not_fit() {
     let (server, calls) = RawServer::recording("offers", |mut listener| listener.accept_in(CreditMode::V1));
     let mut client = server.client(CreditMode::V1);
     for_each([(0, false), (972, false), (973, true), (10_001, true), (60_000, true)], |(expected, offered)| {
-        let call = client.prepared(ECHO, &[0; 4]).expect_reply(expected);
+        let call = client.prepare_call(ECHO, &[0; 4]).expect_reply(expected);
         client.call(call).expect("a reply");
         let room = calls.recv().expect("the server recorded the call").reply_chunk().map(|chunk| chunk.total_length());
         assert_eq!(room.is_some(), offered);

@@ -9,7 +9,7 @@ const LEN: usize = 50_000;
 
 /// A server with memory for the chunks of two calls.
 fn server_config(mode: CreditMode) -> Config {
-    scarce(2, 2).with(|c| c.wire.credit_mode = mode)
+    scarce_config(2, 2).with(|c| c.wire.credit_mode = mode)
 }
 
 fn client_config(mode: CreditMode) -> Config {
@@ -20,12 +20,12 @@ fn client_config(mode: CreditMode) -> Config {
 fn run_all_concurrently(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
     client.launch_each(0..CALLS, |client, token| match procedure {
         STORE => prepare_store(client, token),
-        _ => client.chunked(LOAD, &be(&[token as u32, LEN as u32]), &[], &[LEN]),
+        _ => client.prepare_chunked_call(LOAD, &be(&[token as u32, LEN as u32]), &[], &[LEN]),
     });
     let mut ended = Vec::new();
-    client.each_end(CALLS as usize, |done| {
+    client.for_each_completion(CALLS as usize, |done| {
         let reply = done.result.expect("a reply once memory is free");
-        assert!(procedure == STORE || patterned(done.token as u32, reply.chunk(0).expect("a chunk")));
+        assert!(procedure == STORE || has_pattern(done.token as u32, reply.chunk(0).expect("a chunk")));
         ended.push(done.token);
     });
     ended
@@ -68,7 +68,7 @@ fn waiting_calls_of_many_connections_are_all_served() {
 
 fn prepare_store(client: &mut LocalClient, token: u64) -> ClientCall {
     let seed = token as u32;
-    client.prepared(STORE, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, LEN))
+    client.prepare_call(STORE, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, LEN))
 }
 
 pub(super) fn store(client: &mut LocalClient, token: u64) {

@@ -23,7 +23,7 @@ fn address_in(segment: Segment, skip: i64) -> RemoteMemory {
 impl ExposingCall {
     fn new(world: &World, address: &Address, callers: &Receiver<Caller>) -> Self {
         let mut client = RawPeer::connect_offering(address, |offers| offers.reverse_support = ReverseSupport::General);
-        client.ask(HELLO, Chunks::NONE, b"");
+        client.call_and_receive(HELLO, Chunks::NONE, b"");
         let mut reverse = reverse_client(world, callers);
         let data = reverse.pattern_buf(1, LEN);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(LEN as u32);
@@ -38,7 +38,7 @@ impl ExposingCall {
     /// Checks that the client can still read the memory, so only protection can deny it to other clients.
     fn check_data(&mut self) {
         let seen = self.client.read(address_in(self.read, 0), LEN).expect("the call exposes the memory");
-        assert!(patterned(1, &seen));
+        assert!(has_pattern(1, &seen));
     }
 
     /// Answers the call with `written` in the Write chunk. Returns the bytes that the server's caller receives.

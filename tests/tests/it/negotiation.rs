@@ -7,7 +7,7 @@ use super::private_data::{assert_longest, record_call};
 
 /// A configuration with messages of 8192 bytes, which continues no message that can use a chunk.
 fn large() -> Config {
-    small().with(|c| {
+    small_config().with(|c| {
         (c.wire.receive_size, c.debug.continue_up_to) = (8192, 0);
         c.memory.long_buffers = vec![(32 << 10, 8)];
     })
@@ -32,7 +32,7 @@ fn the_first_message_is_a_connprop_of_at_most_1024_bytes() {
             assert_eq!(hello.flags(), Flags::NONE);
             peer.answer_all_calls();
         });
-        let config = small().with(|c| (c.debug.revision, c.wire.host_auth) = (revision, policy));
+        let config = small_config().with(|c| (c.debug.revision, c.wire.host_auth) = (revision, policy));
         assert_answered(&mut server.client(config), 1);
     });
 }
@@ -47,7 +47,7 @@ fn each_end_sends_connprop_and_obeys_that_of_the_other() {
     assert_eq!((properties.receive_size, properties.send_size, answer.len() <= 1024), (8192, 8192, true));
     client.ping();
     // The server obeys the Receive size of its peer. Other tests cover the other properties.
-    assert_eq!(client.ask(REPLY, Chunks::NONE, &be(&[8192 - 40 - RPC_REPLY as u32])).len(), 8192);
+    assert_eq!(client.call_and_receive(REPLY, Chunks::NONE, &be(&[8192 - 40 - RPC_REPLY as u32])).len(), 8192);
 }
 
 /// Lengths of the messages that answer a call for a reply of `len` bytes.
@@ -61,7 +61,10 @@ fn assert_longest_messages(client: &mut RawPeer, header: usize, longest: usize, 
     assert_eq!(lengths(client, longest - header - RPC_REPLY), [longest]);
     let parts = lengths(client, longest - header - RPC_REPLY + 4);
     assert!(parts.len() == 2 && parts.iter().all(|&len| len <= longest), "{parts:?}");
-    assert_eq!(client.ask(STORE, Chunks::NONE, &vec![0; accepted - header - RPC_CALL]).htype(), HeaderType::Msg);
+    assert_eq!(
+        client.call_and_receive(STORE, Chunks::NONE, &vec![0; accepted - header - RPC_CALL]).htype(),
+        HeaderType::Msg
+    );
 }
 
 /// Checks a client's longest inline call, and its longest expected reply without a Reply chunk.
@@ -130,7 +133,9 @@ fn flag_4_is_sent_only_to_peers_that_offered_it() {
     for_each([false, true], |offered| {
         let (world, address) = serving_large("flag-4");
         let mut client = RawPeer::connect_offering(&address, |offers| offers.windowed_credits = offered);
-        (0..3).for_each(|_| assert_eq!(client.ask(ECHO, Chunks::NONE, b"any!").received().is_some(), offered));
+        (0..3).for_each(|_| {
+            assert_eq!(client.call_and_receive(ECHO, Chunks::NONE, b"any!").received().is_some(), offered)
+        });
         let server = RawServer::start_silently(&world.address(), move |peer| {
             peer.offers.windowed_credits = offered;
             assert_eq!(
@@ -143,13 +148,13 @@ fn flag_4_is_sent_only_to_peers_that_offered_it() {
                 peer.reply(message.xid(), b"fine");
             }
         });
-        assert_answered(&mut server.client(small()), 3);
+        assert_answered(&mut server.client(small_config()), 3);
     });
 }
 
 #[test]
 fn a_server_keeps_the_version_of_the_first_message() {
-    let (_world, address) = World::standard("stays", small());
+    let (_world, address) = World::standard("stays", small_config());
     for_each([(Version::V1, Version::V2), (Version::V2, Version::V1)], |(first, other)| {
         let mut peer = RawPeer::connect_as(&address, first);
         let mut versions = [first, first, first, other].map(|version| {
@@ -169,7 +174,7 @@ fn the_answer_to_the_first_message_selects_the_version() {
     const ONLY_V1: [u32; 3] = [2, 1, 1];
     const WINDOWED: CreditMode = CreditMode::V2Windowed;
     fn default_config() -> ClientConfig {
-        small_client(small())
+        small_client(small_config())
     }
     fn incremental() -> ClientConfig {
         CreditMode::V2Incremental.into_client_config()
@@ -232,7 +237,8 @@ fn the_error_for_an_unsupported_version_names_the_peers_range() {
     let cases = [([2, 0, 0], true), ([2, 1, 1], false), ([2, 2, 2], false), ([2, 3, 4], true), ([9, 5, 9], true)];
     for_each(pairs([Revision::Ietf00, Revision::Cel09], cases), |(revision, (err_vers, version_1))| {
         let server = RawServer::script("range", revision, &[Step::Hello, Step::ErrVers(err_vers), Step::UntilOver]);
-        let config = small_client(small().with(|c| (c.debug.revision, c.wire.version_1) = (revision, version_1)));
+        let config =
+            small_client(small_config().with(|c| (c.debug.revision, c.wire.version_1) = (revision, version_1)));
         let refused = LocalClient::connect(server.address(), config.with(|c| c.connect.reconnect_attempts = 9));
         let [_, low, high] = err_vers;
         assert_contains(refused.expect_err("refused"), &[&format!("peer supports only versions {low} to {high}")]);
@@ -259,14 +265,14 @@ fn a_waiting_call_made_too_long_by_the_properties_fails_alone() {
         peer.reply(call.xid(), b"fine");
         assert!(peer.next_message().is_none(), "no other message is sent");
     });
-    let mut client = server.client(small().with(|c| c.debug.revision = Revision::Cel09));
+    let mut client = server.client(small_config().with(|c| c.debug.revision = Revision::Cel09));
     for (token, len) in [(1, 3000), (2, 4)] {
         client.begin(ECHO, &vec![0; len], token).expect("the call waits");
     }
     send_start.send(()).expect("the server waits");
     let needed = 36 + RPC_CALL + 3000;
     let too_long = CallError::TooLong { needed, limit: 2048, knob: Knob::RECEIVE_SIZE };
-    assert_eq!(client.ends(2), [(1, Err(too_long)), (2, Ok(b"fine".to_vec()))]);
+    assert_eq!(client.completions(2), [(1, Err(too_long)), (2, Ok(b"fine".to_vec()))]);
 }
 
 /// Lengths of a call's Read chunks and of its Write chunks.
@@ -293,9 +299,9 @@ fn record_segments(size: u32, count: u32, chunks: &[ChunksOf<'_>]) -> Vec<Result
         peer.answer_properties();
         peer
     });
-    let mut client = server.client(small());
+    let mut client = server.client(small_config());
     let seen = chunks.iter().map(|(sent, room)| {
-        let call = client.chunked(MIRROR, &[0; 4], sent, room);
+        let call = client.prepare_chunked_call(MIRROR, &[0; 4], sent, room);
         client.outcome(call).map(|_| segment_lens(&calls.recv().expect("the server recorded the call")))
     });
     let seen = seen.collect();

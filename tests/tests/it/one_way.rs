@@ -44,10 +44,10 @@ fn note_services() -> (Services, Receiver<Vec<u8>>) {
 fn one_way_calls_may_be_as_long_as_reassemble_up_to() {
     let (services, notes) = note_services();
     let config =
-        || small().with(|c| (c.wire.reassemble_up_to, c.memory.long_buffers) = (100_000, vec![(128 << 10, 8)]));
+        || small_config().with(|c| (c.wire.reassemble_up_to, c.memory.long_buffers) = (100_000, vec![(128 << 10, 8)]));
     let (_world, mut client) = World::pair_with("one-way-long", config(), services, config());
     // The RPC header has 40 bytes.
-    let [call, longer] = [99_960, 99_964].map(|len| client.prepared(NOTE, &data_of(7, len)).one_way());
+    let [call, longer] = [99_960, 99_964].map(|len| client.prepare_call(NOTE, &data_of(7, len)).one_way());
     assert_eq!(client.outcome(call), Ok(Vec::new()));
     assert!(notes.recv_timeout(Duration::from_secs(20)).expect("the call runs") == data_of(7, 99_960));
     assert_matches!(client.outcome(longer).expect_err("the call is too long"), CallError::TooLong { .. });
@@ -59,14 +59,14 @@ fn one_way_calls_are_refused_in_version_1_and_with_chunks() {
     let (services, notes) = note_services();
     let (world, address) = World::serving("one-way-not", small_server(), services);
     let mut client = world.client(&address, CreditMode::V1);
-    assert_eq!(client.run_call(|client| client.prepared(NOTE, b"").one_way()), Err(Defect::NotOneWay.into()));
+    assert_eq!(client.run_call(|client| client.prepare_call(NOTE, b"").one_way()), Err(Defect::NotOneWay.into()));
     // Version 1 counts credits by replies, so a caller that waits for a reply gets one.
     client.run(NOTE, b"").unwrap();
     assert_eq!((world.stats().calls, world.stats().calls_failed), (1, 0), "an empty reply is no failure");
-    let mut client = world.client(&address, small());
-    let call = client.chunked(NOTE, b"", &[], &[100]).one_way();
+    let mut client = world.client(&address, small_config());
+    let call = client.prepare_chunked_call(NOTE, b"", &[], &[100]).one_way();
     assert_eq!(client.outcome(call), Err(Defect::NotOneWay.into()));
-    let mut client = Client::connect(&address, small_client(small())).unwrap();
+    let mut client = Client::connect(&address, small_client(small_config())).unwrap();
     for n in 0..100u8 {
         assert_eq!(outcome_of(client.call(ClientCall::new(NOTE).args([n; 8]).one_way())), Ok(Vec::new()));
     }

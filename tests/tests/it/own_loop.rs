@@ -55,7 +55,8 @@ fn handlers_and_the_task_of_a_shard_share_state() {
         let world = World::new("shared");
         let shards_started = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&shards_started);
-        let config = ServerConfig { shard: small().with(|c| c.poll.idle = idle), shards: 2, ..ServerConfig::default() };
+        let config =
+            ServerConfig { shard: small_config().with(|c| c.poll.idle = idle), shards: 2, ..ServerConfig::default() };
         let (address, _server) = world.serve_tasks(config, move |setup| {
             assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
             count.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +64,7 @@ fn handlers_and_the_task_of_a_shard_share_state() {
             (services_sharing(&queue), AnsweringTask(queue))
         });
         assert_eq!(shards_started.load(Ordering::Relaxed), 2);
-        let mut clients = [0; 4].map(|_| world.client(&address, small()));
+        let mut clients = [0; 4].map(|_| world.client(&address, small_config()));
         let mut counts = [0; 4];
         for round in 0..21u32 {
             for (client, last) in clients.iter_mut().zip(&mut counts) {
@@ -103,7 +104,7 @@ fn a_shard_does_not_sleep_while_its_task_has_work() {
     }
     let (world, busy) = (World::new("working"), BusyTask::default());
     let task = busy.clone();
-    let config = small().with(|c| c.poll.idle = IdlePolicy::Event);
+    let config = small_config().with(|c| c.poll.idle = IdlePolicy::Event);
     let (_, server) = world.serve_tasks(config, move |_| (standard_services().to_local(), task.clone()));
     // The shard sleeps once the task has no work.
     assert!(wait_until(|| busy.turns.load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
@@ -148,14 +149,14 @@ fn a_polled_server_refuses_fields_that_need_threads() {
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, Address) {
     let address = world.address();
-    let config = small().with(|c| c.poll.idle = idle).into_server_config();
+    let config = small_config().with(|c| c.poll.idle = idle).into_server_config();
     (LocalServer::start_with(&address, |_| services_sharing(queue), &config).expect("a server"), address)
 }
 
 fn spawn_caller(address: &Address, rounds: u32) -> JoinHandle<()> {
     let address = address.clone();
     std::thread::spawn(move || {
-        let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+        let mut client = LocalClient::connect(&address, small_client(small_config())).expect("a connection");
         for round in 0..rounds {
             assert_eq!(client.run(BY_TASK, &be(&[round])), Ok(be(&[round])));
             echo(&mut client, b"polled").expect("an echo");
@@ -201,7 +202,7 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
 /// A server and a connected client in one loop.
 fn pair_in_one_loop(world: &World, queue: &Queue) -> (LocalServer, LocalClient) {
     let (mut server, address) = local_server(world, IdlePolicy::Event, queue);
-    let mut client = polled_client(&address, small());
+    let mut client = polled_client(&address, small_config());
     connect_polling(&mut client, &address, || _ = server.poll());
     (server, client)
 }
@@ -213,8 +214,8 @@ fn a_client_dropped_during_calls_causes_no_warning() {
     for_each(0..20, |turns| {
         let queue = Queue::default();
         let (mut server, mut client) = pair_in_one_loop(&world, &queue);
-        client.send_call(0, |client| client.chunked(BY_TASK, &[0; 4], &[60_000], &[60_000]));
-        client.launch_each(1..8, |client, _| client.prepared(ECHO, &[0; 4]));
+        client.send_call(0, |client| client.prepare_chunked_call(BY_TASK, &[0; 4], &[60_000], &[60_000]));
+        client.launch_each(1..8, |client, _| client.prepare_call(ECHO, &[0; 4]));
         let lines = test_fabric::warnings_of(|| {
             client.flush();
             for _ in 0..turns {
@@ -281,7 +282,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
     let caller = spawn_caller(&address, 100);
     // The loop also has a second server, and a client of it.
     let (mut other, other_address) = local_server(&world, IdlePolicy::Event, &Queue::default());
-    let config = small_client(small().with(|c| c.poll.idle = IdlePolicy::Event));
+    let config = small_client(small_config().with(|c| c.poll.idle = IdlePolicy::Event));
     let mut client = LocalClient::open(other_address.open(&config.shard).expect("a device"), config).expect("memory");
     let connection = client.begin_connect(&other_address).expect("a connect request");
     let (mut ended, mut started, mut slept) = (0, 0, 0);
@@ -368,20 +369,21 @@ fn a_task_that_panics_is_dropped_with_its_calls_and_the_shard_continues() {
     for_each(cases, |(in_poll, in_descriptor, in_drop)| {
         let (world, drops) = (World::new("task-bomb"), Arc::new(AtomicUsize::new(0)));
         let count = Arc::clone(&drops);
-        let (address, server) = world.serve_tasks(small().with(|c| c.poll.idle = IdlePolicy::Event), move |_| {
-            // Only the task owns the calls.
-            let calls = Rc::<RefCell<Vec<DeferredCall>>>::default();
-            let weak = Rc::downgrade(&calls);
-            let keep = move |call| weak.upgrade().map_or((), |calls| calls.borrow_mut().push(call));
-            let task = PanickingTask {
-                calls,
-                in_poll,
-                in_descriptor,
-                _panic_on_drop: in_drop.then(|| PanicOnDrop(Arc::clone(&count))),
-            };
-            (local_and(KEPT_CALL, Procedure::deferred(keep)), task)
-        });
-        let mut client = world.client(&address, small());
+        let (address, server) =
+            world.serve_tasks(small_config().with(|c| c.poll.idle = IdlePolicy::Event), move |_| {
+                // Only the task owns the calls.
+                let calls = Rc::<RefCell<Vec<DeferredCall>>>::default();
+                let weak = Rc::downgrade(&calls);
+                let keep = move |call| weak.upgrade().map_or((), |calls| calls.borrow_mut().push(call));
+                let task = PanickingTask {
+                    calls,
+                    in_poll,
+                    in_descriptor,
+                    _panic_on_drop: in_drop.then(|| PanicOnDrop(Arc::clone(&count))),
+                };
+                (local_and(KEPT_CALL, Procedure::deferred(keep)), task)
+            });
+        let mut client = world.client(&address, small_config());
         for _ in 0..4 {
             // The first call is dropped with the task. Later calls are dropped because there is no task.
             client.send(KEPT_CALL, &[WAIT], 0);
@@ -428,8 +430,8 @@ fn futures_that_panic_when_dropped_affect_no_other_call() {
     };
     let services = standard_and([(KEPT_CALL, Procedure::asynchronous(begin))]);
     let (mut world, address) = World::serving("future-bomb", small_server(), services);
-    let mut client = world.client(&address, small());
-    let mut other = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
+    let mut other = world.client(&address, small_config());
     // One future panics, and one completes.
     client.send(KEPT_CALL, &[PANIC], 0);
     assert_eq!(next_end(&mut client), SYSTEM_ERR);

@@ -74,7 +74,7 @@ pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
 }
 
 fn request_page(client: &mut LocalClient, token: u64) {
-    client.send_call(token, |client| client.chunked(GET_PAGE, b"", &[], &[PAGE]));
+    client.send_call(token, |client| client.prepare_chunked_call(GET_PAGE, b"", &[], &[PAGE]));
 }
 
 /// All shards and workers send pages that one thread has filled.
@@ -116,12 +116,14 @@ fn assert_page_sent(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>
     let send_page = move |call: &mut ServerCall| Ok(call.set_result(0, page.lock().unwrap().clone())?);
     let procedure = Procedure::new(send_page).write_chunks(1, PAGE).results_from_handler();
     let services = standard_and([(GET_PAGE, procedure.on_workers())]);
-    let shard = small().with(|c| c.memory.arenas = vec![arena]);
+    let shard = small_config().with(|c| c.memory.arenas = vec![arena]);
     let address = world.serve_with(ServerConfig { shards: 2, ..shard.with_workers(2) }, services);
-    let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
+    let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small_config())).collect();
     for client in &mut clients {
         request_page(client, 0);
-        client.each_end(1, |done| assert!(patterned(7, done.result.expect("a page").chunk(0).expect("a chunk"))));
+        client.for_each_completion(1, |done| {
+            assert!(has_pattern(7, done.result.expect("a page").chunk(0).expect("a chunk")))
+        });
     }
     let served = world.server().stats();
     assert!(test_fabric::on_device() || served.iter().all(|shard| shard.calls > 0), "{served:?}");
@@ -137,7 +139,7 @@ fn assert_page_sent(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>
 fn a_call_keeps_the_memory_that_it_sends() {
     let mut world = World::new("kept");
     let (arena, unmapped) = own_arena(PAGE);
-    let shard = small().with(|c| {
+    let shard = small_config().with(|c| {
         c.memory.arenas = vec![arena.clone()];
         // Checks of the peers' obligations would ask the device about all Sends.
         c.timeouts.progress = Duration::from_secs(3600);
@@ -147,7 +149,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, GET_PAGE, deferred.write_chunks(1, PAGE).results_from_handler());
     let address = world.serve_with(shard, services);
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     request_page(&mut client, 0);
     client.flush();
     let mut call = calls.recv().expect("the call");
@@ -161,7 +163,9 @@ fn a_call_keeps_the_memory_that_it_sends() {
     call.set_result(0, page).expect("a chunk for the page");
     assert_eq!(Arc::strong_count(&owner), 2);
     call.answer(Ok(()));
-    client.each_end(1, |done| assert!(patterned(3, done.result.expect("a page").chunk(0).expect("a chunk"))));
+    client.for_each_completion(1, |done| {
+        assert!(has_pattern(3, done.result.expect("a page").chunk(0).expect("a chunk")))
+    });
     client.poll_until(|_| Arc::strong_count(&owner) == 1);
     drop((client, calls));
     world.assert_server_clean();

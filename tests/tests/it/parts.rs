@@ -39,10 +39,10 @@ fn send_in_parts<'a>(
 ) {
     let mut rest = message;
     for len in lens {
-        client.part(xid, Flags::MORE, &rest[..len]);
+        client.send_part(xid, Flags::MORE, &rest[..len]);
         rest = &rest[len..];
     }
-    client.msg(xid, chunks, rest);
+    client.send_msg(xid, chunks, rest);
 }
 
 /// Receives the next message and its parts. It must be a MSG with this XID.
@@ -75,7 +75,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
         connect_polling(&mut client, &address, || _ = server.poll_once());
         for token in 0..6 {
             let procedure = if token == 0 { LONG } else { SHORT };
-            client.send_call(token, |client| client.prepared(procedure, b"").expect_reply(LENGTH));
+            client.send_call(token, |client| client.prepare_call(procedure, b"").expect_reply(LENGTH));
             // Each call after the first one arrives between two parts of the first reply, and takes a buffer.
             server.poll_once();
         }
@@ -124,14 +124,14 @@ fn parts_of_a_continued_message_are_sent_in_order_and_uninterrupted() {
         for len in LENS {
             client.begin(ECHO, &data_of(len as u32, len), len as u64);
         }
-        assert!(client.ends(3).iter().all(|(_, end)| end.is_ok()));
+        assert!(client.completions(3).iter().all(|(_, end)| end.is_ok()));
     });
 }
 
 /// Sends the first part of a call, and returns the rest of the message.
 fn send_first_part(client: &mut RawPeer, xid: u32) -> Vec<u8> {
     let message = call_bytes(xid, PROGRAM, VERSION, ECHO, &[0; 40]);
-    client.part(xid, Flags::MORE, &message[..40]);
+    client.send_part(xid, Flags::MORE, &message[..40]);
     message[40..].to_vec()
 }
 
@@ -152,12 +152,12 @@ fn begin_drain_within_message(world: &mut World, address: &Address, client: &mut
 fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
     for_each(V2_CREDIT_MODES, |mode| {
         let interval = Duration::from_millis(30);
-        let config = small().with(|c| c.poll.control_interval = interval);
+        let config = small_config().with(|c| c.poll.control_interval = interval);
         let (mut world, address, mut client) = long_world("drain-rest", mode, config);
         let (rest, drained) = begin_drain_within_message(&mut world, &address, &mut client);
         // This is longer than a drain waits for a silent client, or for one that continues to call.
         std::thread::sleep(12 * interval);
-        client.part(41, Flags::NONE, &rest);
+        client.send_part(41, Flags::NONE, &rest);
         assert_eq!(client.error(), (41, ErrorBody::System));
         client.call_as(42, ECHO, Chunks::NONE, &[0; 40]);
         assert_eq!(client.error(), (42, ErrorBody::System));
@@ -197,12 +197,12 @@ fn a_part_with_another_xid_or_type_gets_inval_flag() {
 fn a_continued_message_has_its_chunks_in_the_last_part() {
     with_long("last-part", |client| {
         // The last part of a call has its chunk lists. Positions count from the start of the whole message.
-        let (read, _from) = client.source(0, 100);
+        let (read, _from) = client.expose_readable(0, 100);
         let message = call_bytes(XID, PROGRAM, VERSION, STORE, &[0; 5000]);
         send_in_parts(client, XID, &message, [3000], &Lists::new().read(ARGS_AT + 5000, [read]));
         assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[100])));
         // The last part of a reply has its chunk lists, too.
-        let (write, memory) = client.room(300);
+        let (write, memory) = client.expose_writable(300);
         let message = call_bytes(XID, PROGRAM, VERSION, LONG, &[7; 9000]);
         send_in_parts(client, XID, &message, [4000, 4000], &Lists::new().write([write]));
         let (payload, parts) = receive_whole(client, XID);
@@ -244,7 +244,7 @@ fn the_rest_of_a_continued_message_waits_for_credits() {
         });
         let (_world, mut client) = World::pair_with("tight", tight.clone(), long_services(), tight);
         for len in [4, 60_000, 30_000] {
-            let call = client.prepared(LONG, &data_of(5, len)).expect_reply(len);
+            let call = client.prepare_call(LONG, &data_of(5, len)).expect_reply(len);
             assert_eq!(client.outcome(call), Ok(data_of(5, len)));
         }
     });
@@ -258,11 +258,11 @@ fn a_message_in_many_parts_is_reassembled() {
         // The parts have any length, even none, and grants come between them.
         let mut offset = 0;
         for len in [1, 0, 3, 40, 1000, 5, 0, 4000] {
-            client.part(XID, Flags::MORE, &message[offset..offset + len]);
+            client.send_part(XID, Flags::MORE, &message[offset..offset + len]);
             client.grant();
             offset += len;
         }
-        client.part(XID, Flags::NONE, &message[offset..]);
+        client.send_part(XID, Flags::NONE, &message[offset..]);
         assert!(receive_whole(client, XID).0 == reply_bytes(XID, &args));
         // The last part may be empty.
         send_in_parts(client, XID, &message, message.chunks(4000).map(<[u8]>::len), Chunks::NONE);
@@ -274,10 +274,10 @@ fn a_message_in_many_parts_is_reassembled() {
         let whole = reply_bytes(xid, results);
         for n in 0..whole.len() {
             let flags = if n + 1 < whole.len() { Flags::RESPONSE.with(Flags::MORE) } else { Flags::RESPONSE };
-            peer.part(xid, flags, &whole[n..=n]);
+            peer.send_part(xid, flags, &whole[n..=n]);
         }
     });
-    assert_eq!(inline_call(&mut server.client(small())), Ok(results.to_vec()));
+    assert_eq!(inline_call(&mut server.client(small_config())), Ok(results.to_vec()));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn continued_messages_of_a_peer_are_bounded() {
     for_each(V2_CREDIT_MODES, |mode| {
         let limit = in_mode(mode).with(|c| c.wire.reassemble_up_to = 16 << 10);
         let (world, address, mut client) = long_world("bounded", mode, limit.clone());
-        let mut witness = world.client(&address, small());
+        let mut witness = world.client(&address, small_config());
         client.ping();
         for _ in 0..5 {
             send_in_parts(&mut client, XID, &[0; 40_000], [4000; 10], Chunks::NONE);
@@ -296,7 +296,7 @@ fn continued_messages_of_a_peer_are_bounded() {
         drop((client, witness, world));
         let server = RawServer::start("bounded-2", move |peer| {
             let xid = peer.next_call().xid();
-            (0..10).for_each(|_| peer.part(xid, Flags::RESPONSE.with(Flags::MORE), &reply_bytes(xid, &[0; 4000])));
+            (0..10).for_each(|_| peer.send_part(xid, Flags::RESPONSE.with(Flags::MORE), &reply_bytes(xid, &[0; 4000])));
             peer.reply_with(xid, Chunks::NONE, b"", None);
         });
         let mut client = server.client(limit);
@@ -308,11 +308,11 @@ fn continued_messages_of_a_peer_are_bounded() {
 #[test]
 fn a_reply_too_long_for_its_reply_chunk_is_continued() {
     with_long("continued", |client| {
-        let (room, memory) = client.room(100);
+        let (room, memory) = client.expose_writable(100);
         for offered in [&[room][..], &[]] {
             client.call(REPLY, &Lists::new().reply(offered), &be(&[4400]));
             let (payload, parts) = receive_whole(client, XID);
-            assert!(parts.len() > 1 && payload.len() == 24 + 4400 && patterned(4400, &payload[24..]));
+            assert!(parts.len() > 1 && payload.len() == 24 + 4400 && has_pattern(4400, &payload[24..]));
             let returned = parts[parts.len() - 1].reply_chunk().expect("the Reply chunk is returned");
             assert_eq!((returned.len(), returned.total_length()), (offered.len(), 0));
         }
@@ -325,12 +325,12 @@ fn a_reply_too_long_for_its_reply_chunk_is_continued() {
 fn interleaved_replies_end_only_their_calls() {
     let server = RawServer::start("mixed-replies", |peer| {
         let xids = [0; 3].map(|_| peer.next_call().xid());
-        peer.part(xids[0], Flags::RESPONSE.with(Flags::MORE), &reply_bytes(xids[0], b"half"));
+        peer.send_part(xids[0], Flags::RESPONSE.with(Flags::MORE), &reply_bytes(xids[0], b"half"));
         peer.reply(xids[1], b"none");
         peer.reply(xids[2], b"fine");
     });
-    let mut client = server.client(small());
-    client.launch_each(0..3, |client, _| client.prepared(ECHO, &[0; 4]));
+    let mut client = server.client(small_config());
+    client.launch_each(0..3, |client, _| client.prepare_call(ECHO, &[0; 4]));
     let ends = client.sorted_completions(3);
     assert!(ends[..2].iter().all(|end| matches!(end.1, Err(CallError::MalformedReply(_)))), "{ends:?}");
     assert_eq!(ends[2].1, Ok(b"fine".to_vec()));

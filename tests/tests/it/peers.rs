@@ -72,12 +72,12 @@ fn begin_call(client: &mut LocalClient) {
 #[test]
 fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let (mut world, log) = (World::new("leaves"), Log::default());
-    let (address, open) = log.serve(&mut world, small().with_workers(2));
+    let (address, open) = log.serve(&mut world, small_config().with_workers(2));
     open.send(()).expect("the server runs");
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     client.run(ECHO, b"").expect("a reply");
     let (_, first) = log.all()[0];
-    let mut other = world.client(&address, small());
+    let mut other = world.client(&address, small_config());
     client.close(Duration::from_secs(5));
     let (_, second) = log.wait_for(5)[3];
     other.poll(drop);
@@ -94,7 +94,7 @@ fn the_peer_hook_gets_the_close_reason_of_a_client() {
 #[test]
 fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     let (mut world, log) = (World::new("vanishes"), Log::default());
-    let (address, open) = log.serve(&mut world, small().with_workers(2));
+    let (address, open) = log.serve(&mut world, small_config().with_workers(2));
     let mut child = Child::start("client-of-echo", &address.to_string());
     child.wait_for("ready");
     // The connection is established, each of two workers runs a call, and a third call waits.
@@ -120,8 +120,9 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for_each([256, 1], |ring_capacity| {
         let (mut world, log) = (World::new("stops"), Log::default());
         let workers = WorkerConfig { count: 2, ring_capacity, ..Default::default() };
-        let (address, open) = log.serve(&mut world, ServerConfig { workers: Some(workers), ..small().with_workers(2) });
-        let mut client = world.client(&address, small());
+        let (address, open) =
+            log.serve(&mut world, ServerConfig { workers: Some(workers), ..small_config().with_workers(2) });
+        let mut client = world.client(&address, small_config());
         open.send(()).expect("the server runs");
         // Before the first reply there is credit for one call only.
         client.run(ECHO, b"").expect("a reply");
@@ -129,7 +130,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         (0..CALLS).for_each(|_| begin_call(&mut client));
         client.poll_until(|_| world.stats().worker_queue_depth == CALLS as u64);
         log.wait_for(5);
-        let mut other = world.client(&address, small());
+        let mut other = world.client(&address, small_config());
         let (_, idle) = log.wait_for(6)[5];
         let server = world.take_server();
         let dropping = std::thread::spawn(move || drop(server));
@@ -154,7 +155,7 @@ const RUNNING: usize = 2;
 
 /// The child process: begins [`CALLS`] calls, and waits to be killed.
 pub(crate) fn begin_calls_and_wait(address: &Address) {
-    let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
+    let mut client = LocalClient::connect(address, small_client(small_config())).expect("a connection");
     (0..CALLS).for_each(|_| begin_call(&mut client));
     // Polls until all calls are sent. They do not end before this process does.
     while client.stats().messages.sent < CALLS as u64 {
@@ -174,7 +175,7 @@ fn a_local_server_runs_the_peer_hook() {
     let config = ServerConfig { peers: Some(log.hook()), ..small_server() };
     let mut server = LocalServer::start(&address, standard_services(), &config).expect("a server");
     let client = std::thread::spawn(move || {
-        let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+        let mut client = LocalClient::connect(&address, small_client(small_config())).expect("a connection");
         echo(&mut client, b"polled").expect("an echo");
     });
     assert!(wait_until(|| {

@@ -16,7 +16,7 @@ pub(super) fn record_call(
     args: usize,
     results: usize,
 ) -> (usize, HeaderType, bool) {
-    let call = client.prepared(ECHO, &vec![0; args]).expect_reply(results);
+    let call = client.prepare_call(ECHO, &vec![0; args]).expect_reply(results);
     client.call(call).expect("a reply");
     let call = calls.recv().expect("a recorded call");
     (call.len(), call.htype(), call.reply_chunk().is_some())
@@ -54,9 +54,9 @@ fn serving(name: &'static str, config: Config) -> (World, Address) {
 /// Checks that the longest reply has `bytes` bytes, headers included.
 fn assert_longest_reply(mut client: RawPeer, bytes: usize) -> RawPeer {
     let len = (bytes - REPLY_HEADERS) as u32;
-    assert_eq!(client.ask(REPLY, Chunks::NONE, &be(&[len])).len(), bytes);
+    assert_eq!(client.call_and_receive(REPLY, Chunks::NONE, &be(&[len])).len(), bytes);
     client.call(REPLY, Chunks::NONE, &be(&[len + 4]));
-    client.err_chunk("a reply that is too long");
+    client.expect_err_chunk("a reply that is too long");
     client.ping();
     client
 }
@@ -76,7 +76,7 @@ fn without_private_data_both_thresholds_are_1024() {
     let mut client = assert_longest_reply(RawPeer::connect_with_private_data(&address, b""), 1024);
     // The server accepts calls of this size, and of the size of its Receives.
     for len in [1024, 8192] {
-        assert_eq!(client.ask(STORE, Chunks::NONE, &vec![0; len - CALL_HEADERS]).htype(), HeaderType::Msg);
+        assert_eq!(client.call_and_receive(STORE, Chunks::NONE, &vec![0; len - CALL_HEADERS]).htype(), HeaderType::Msg);
     }
     drop((client, world));
     assert_thresholds_of_calls(Vec::new(), 1024, 1024);
@@ -145,7 +145,7 @@ fn thresholds_may_change_with_a_reconnection() {
         assert_eq!(reports.recv().expect("the server reports"), (receive_size, HeaderType::Msg));
         assert_eq!(reports.recv().expect("the server reports").1, HeaderType::Nomsg);
         // The call times out after it was sent; then the connection is lost.
-        client.send_call(1, |client| client.prepared(ECHO, b"").timeout(Duration::from_millis(1)));
+        client.send_call(1, |client| client.prepare_call(ECHO, b"").timeout(Duration::from_millis(1)));
         client.end().1.expect_err("no answer");
         client.poll_until(|client| !client.is_established(client.first()));
         client.poll_until(|client| client.is_established(client.first()));
@@ -157,35 +157,35 @@ fn thresholds_may_change_with_a_reconnection() {
 fn collect_invalidations(client: &mut RawPeer) -> Vec<(Vec<u32>, Option<u32>)> {
     let mut answers = Vec::new();
     let mut ask = |client: &mut RawPeer, procedure, lists: Lists, args: &[u32], segments: &[Segment]| {
-        let answer = client.ask(procedure, &lists, &be(args));
+        let answer = client.call_and_receive(procedure, &lists, &be(args));
         assert_eq!(answer.htype(), HeaderType::Msg);
         answers.push((segments.iter().map(|segment| segment.handle).collect(), answer.invalidated));
     };
     let (at, lists) = (ARGS_AT + 4, Lists::new);
-    let (read, _from) = client.source(0, 64);
+    let (read, _from) = client.expose_readable(0, 64);
     ask(client, STORE, lists().read(at, [read]), &[0], &[read]);
-    let (write, _to) = client.room(64);
+    let (write, _to) = client.expose_writable(64);
     ask(client, LOAD, lists().write([write]), &[0, 64], &[write]);
-    let (room, _room) = client.room(64);
+    let (room, _room) = client.expose_writable(64);
     ask(client, ECHO, lists().reply([room]), &[0], &[room]);
-    let ((read, _from), (write, _to)) = (client.source(0, 64), client.room(64));
+    let ((read, _from), (write, _to)) = (client.expose_readable(0, 64), client.expose_writable(64));
     ask(client, MIRROR, lists().read(at, [read]).write([write]), &[0], &[read, write]);
     // The first chunk has two segments with one handle. Then several calls share a segment for their last bytes, which
     // is like the write pad of the Linux client.
-    let (whole, _to) = client.room(64);
+    let (whole, _to) = client.expose_writable(64);
     ask(client, LOAD, lists().write(whole.cut(&[40, 24])), &[0, 64], &[whole]);
-    let (pad, _pad) = client.room(4);
+    let (pad, _pad) = client.expose_writable(4);
     for _ in 0..2 {
-        let (write, _to) = client.room(64);
+        let (write, _to) = client.expose_writable(64);
         ask(client, LOAD, lists().write([write.part(0, 61), pad]), &[0, 61], &[write, pad]);
     }
-    let (read, _from) = client.source(0, 64);
+    let (read, _from) = client.expose_readable(0, 64);
     ask(client, STORE, lists().read(at, read.cut(&[32, 32])), &[0], &[read]);
     ask(client, ECHO, lists(), &[0], &[]);
     // A long call.
     let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &be(&[0]));
     let (whole, _call) = client.expose(&message, Access::REMOTE_READ);
-    client.nomsg(XID, &lists().read(0, [whole]));
+    client.send_nomsg(XID, &lists().read(0, [whole]));
     answers.push((vec![whole.handle], client.answer().invalidated));
     answers
 }
@@ -216,7 +216,7 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     });
     let mut client = server.client(version_1(4096));
     for _ in 0..4 {
-        let call = client.chunked(MIRROR, &[0; 4], &[8, 8], &[8, 8]);
+        let call = client.prepare_chunked_call(MIRROR, &[0; 4], &[8, 8], &[8, 8]);
         client.call(call).expect("a reply");
     }
     assert_eq!(client.stats().exposed_buffers, 0);

@@ -19,8 +19,8 @@ struct ConnectedPair {
 impl ConnectedPair {
     fn connect(world: &World) -> Self {
         let (address, time) = (world.address(), SimulatedTime::new());
-        let server = simulated_server(&address, small(), standard_services(), &time);
-        let mut client = simulated_client(&address, small(), &time);
+        let server = simulated_server(&address, small_config(), standard_services(), &time);
+        let mut client = simulated_client(&address, small_config(), &time);
         let connection = client.begin_connect(&address).expect("a connect request");
         let mut pair = Self { time, server, client, connection };
         pair.poll_until(MAX_POLLS, |pair, _| pair.client.is_established(connection));
@@ -48,7 +48,7 @@ fn a_read_chunk_arrives_within_the_time_outs() {
     }
     let world = World::new("rare-reads");
     let mut pair = ConnectedPair::connect(&world);
-    let call = pair.client.prepared(STORE, &be(&[1])).read_chunk(4, pair.client.pattern_buf(1, 50_000));
+    let call = pair.client.prepare_call(STORE, &be(&[1])).read_chunk(4, pair.client.pattern_buf(1, 50_000));
     pair.client.launch(call, 1);
     let stored = Ok(be(&[50_000]));
     pair.poll_until(MAX_POLLS, |_, ended| ended.into_iter().any(|done| outcome_of(done.result) == stored));

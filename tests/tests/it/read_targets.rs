@@ -40,7 +40,7 @@ fn keep_page(
     let seed = call.args().try_into().map(u32::from_be_bytes).or(Err(Refusal::GarbageArguments))?;
     let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
     let placed = page.arena() == arena_id && page.address().is_multiple_of(PAGE) && page.base_offset() == page.offset();
-    if !placed || !patterned(seed, &page) {
+    if !placed || !has_pattern(seed, &page) {
         return Err(Refusal::SystemError);
     }
     *latest.lock().unwrap() = Some(page);
@@ -63,7 +63,7 @@ fn services(arena: &Arena, pages_requested: &Arc<AtomicUsize>) -> Services {
     let stored = Arc::clone(&latest);
     let handler = move |call: &mut ServerCall| keep_page(call, arena_id, &stored);
     let check_default_memory = |call: &mut ServerCall| match call.read_chunk(0) {
-        Some(page) if !patterned(9999, page) => Ok(()),
+        Some(page) if !has_pattern(9999, page) => Ok(()),
         _ => Err(Refusal::GarbageArguments),
     };
     let send_latest = move |call: &mut ServerCall| {
@@ -80,7 +80,7 @@ fn services(arena: &Arena, pages_requested: &Arc<AtomicUsize>) -> Services {
 }
 
 fn call_store(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Result<(), CallError> {
-    let call = client.prepared(procedure, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, len));
+    let call = client.prepare_call(procedure, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, len));
     client.outcome(call).map(drop)
 }
 
@@ -105,7 +105,7 @@ fn read_chunks_are_placed_in_application_pages_and_sent_from_them() {
                 seed += 1;
                 let len = if procedure == STORES[1] { PAGE } else { PAGE - seed as usize };
                 call_store(client, procedure, seed, len).unwrap();
-                let call = client.chunked(LATEST, b"", &[], &[PAGE]);
+                let call = client.prepare_chunked_call(LATEST, b"", &[], &[PAGE]);
                 assert!(client.call(call).unwrap().chunk(0).unwrap() == data_of(seed, len));
             }
         }
@@ -123,7 +123,7 @@ fn place_reads_in_runs_after_the_message_of_a_long_call_was_read() {
     let (arena_id, own) = (arena.id(), arena.clone());
     let take = move |call: &mut ServerCall| {
         let chunk = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        let good = call.args().len() == 20_000 && chunk.arena() == arena_id && patterned(1, &chunk);
+        let good = call.args().len() == 20_000 && chunk.arena() == arena_id && has_pattern(1, &chunk);
         if good { Ok(()) } else { Err(Refusal::SystemError) }
     };
     let choose = move |call: &ServerCall, _: usize, _: usize| {
@@ -131,9 +131,9 @@ fn place_reads_in_runs_after_the_message_of_a_long_call_was_read() {
         page_of(&own)
     };
     let services = standard_and([(40, Procedure::new(take).read_chunks(1, PAGE).uncounted().place_reads_in(choose))]);
-    let address = world.serve_with(small().with(|c| c.memory.arenas = vec![arena]), services);
-    let mut client = world.client(&address, small());
-    let call = client.prepared(40, &[0; 20_000]).read_chunk(4, client.pattern_buf(1, PAGE));
+    let address = world.serve_with(small_config().with(|c| c.memory.arenas = vec![arena]), services);
+    let mut client = world.client(&address, small_config());
+    let call = client.prepare_call(40, &[0; 20_000]).read_chunk(4, client.pattern_buf(1, PAGE));
     client.call(call).unwrap();
 }
 
@@ -161,12 +161,12 @@ fn unusable_read_targets_fail_only_their_call_without_a_read() {
     let mut services = services_with(4096, 2048, false);
     let procedure = gate.procedure().read_chunks(2, CHUNK).uncounted().place_reads_in(choose);
     services.add(PROGRAM, VERSION, 30, procedure);
-    let config = small().with(|c| {
+    let config = small_config().with(|c| {
         (c.memory.arenas, c.wire.receive_size) = (vec![arena], 4096);
         (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(2048, 4)], vec![(2048, 4)]);
     });
     let address = world.serve_with(config, services);
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     for case in 0..5 {
         assert_eq!(call_store(&mut client, 30, case, CHUNK), Err(CallError::Refused(Refusal::SystemError)), "{case}");
         echo(&mut client, b"unharmed").unwrap();
@@ -197,7 +197,7 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
         }
     };
     let handler = |call: &mut ServerCall| match (call.read_chunk(0), call.read_chunk(1)) {
-        (Some(first), Some(second)) if patterned(10, first) && patterned(11, second) => Ok(()),
+        (Some(first), Some(second)) if has_pattern(10, first) && has_pattern(11, second) => Ok(()),
         _ => Err(Refusal::GarbageArguments),
     };
     let mut services = Services::new().to_local();
@@ -210,15 +210,15 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
         count.set(count.get() + usize::from(line.contains(" Read ") && line.contains(" bytes of ")));
     });
     let listener = address.bind().expect("a free address");
-    let shard = small().with(|c| c.memory.arenas = vec![arena]);
+    let shard = small_config().with(|c| c.memory.arenas = vec![arena]);
     let mut server = Shard::open_local(fabric, shard, Some(services)).expect("a shard");
     server.listen(&listener).expect("listening");
-    let mut client = polled_client(&address, small());
+    let mut client = polled_client(&address, small_config());
     connect_polling(&mut client, &address, || _ = server.poll_once());
     for (case, expected_reads) in [(0, 0), (1, 0), (0, 0), (1, 0), (2, 2), (2, 4)] {
         let [first, second] = [10, 11].map(|seed| client.pattern_buf(seed, PAGE));
         client.send_call(0, |client| {
-            client.prepared(TWO_CHUNKS, &be(&[case])).read_chunk(4, first).read_chunk(4 + PAGE, second)
+            client.prepare_call(TWO_CHUNKS, &be(&[case])).read_chunk(4, first).read_chunk(4 + PAGE, second)
         });
         let ended = eventually(|| {
             server.poll_once();
@@ -239,8 +239,8 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
 #[test]
 fn pages_are_returned_when_connections_are_lost() {
     let mut world = World::new("lost-read-target");
-    let (address, pages_requested) = serve_cache(&mut world, small(), 1);
-    let mut other = world.client(&address, small());
+    let (address, pages_requested) = serve_cache(&mut world, small_config(), 1);
+    let mut other = world.client(&address, small_config());
     for round in 1..=2 * PAGES {
         let mut client = RawPeer::connect_in(&address, CreditMode::V1);
         // The call names memory that the client does not expose.
@@ -262,20 +262,20 @@ fn calls_that_wait_for_memory_return_their_pages() {
     // The standard services would need longer buffers.
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, HELD, procedure.place_reads_in(move |_, _, _| page_of(&own)));
-    let address = world.serve_with(scarce(2, 2).with(|c| c.memory.arenas = vec![arena]), services);
-    let mut client = world.client(&address, small());
+    let address = world.serve_with(scarce_config(2, 2).with(|c| c.memory.arenas = vec![arena]), services);
+    let mut client = world.client(&address, small_config());
     client.launch_each(0..6, |client, seed| {
-        let call = client.chunked(HELD, &be(&[seed as u32]), &[], &[60_000]);
+        let call = client.prepare_chunked_call(HELD, &be(&[seed as u32]), &[], &[60_000]);
         call.read_chunk(4, client.pattern_buf(seed as u32, PAGE))
     });
     // The server has memory for two calls. The test answers the first call only once another one waits.
-    client.quiet_until(|_| world.stats().memory_waits > 0);
+    client.poll_quietly_until(|_| world.stats().memory_waits > 0);
     let mut ended = 0;
     assert!(wait_until(|| {
         if !held.is_empty() {
             let mut call = held.next_call();
             let seed = u32::from_be_bytes(call.args().try_into().expect("a word"));
-            assert!(patterned(seed, call.read_chunk(0).expect("a page")));
+            assert!(has_pattern(seed, call.read_chunk(0).expect("a page")));
             assert!(call.result_writer(0).expect("room").put(b"done").is_ok());
             call.answer(Ok(()));
         }

@@ -42,7 +42,7 @@ fn serve_calls(
 ) -> (Reads, ShardStats) {
     let world = World::new("reads");
     let address = world.address();
-    let config = small().with(|c| limit(&mut c.limits));
+    let config = small_config().with(|c| limit(&mut c.limits));
     let reads = Rc::new(Cell::new(Reads::default()));
     let seen = Rc::clone(&reads);
     let trace = move |line: &str| {
@@ -53,7 +53,7 @@ fn serve_calls(
     let fabric = Trace::new(address.open(&config).expect("a fabric"), trace::length, trace);
     let listener = Trace::<AnyFabric>::bind(&FabricAddress(address.to_string())).expect("an address");
     let mut server = polled_server(fabric, &listener, config, standard_services());
-    let mut client = polled_client(&address, small());
+    let mut client = polled_client(&address, small_config());
     let connect = |_| connect_polling(&mut client, &address, || _ = server.poll_once());
     let opened: Vec<_> = (0..connections).map(connect).collect();
     for _ in 0..ROUNDS {
@@ -61,9 +61,9 @@ fn serve_calls(
             let mut chunk = client.alloc(connection, CHUNK).expect("memory");
             let call = if procedure == STORE {
                 pattern(seed, &mut chunk);
-                client.prepared(STORE, &be(&[seed])).read_chunk(4, chunk)
+                client.prepare_call(STORE, &be(&[seed])).read_chunk(4, chunk)
             } else {
-                client.prepared(LOAD, &be(&[seed, CHUNK as u32])).write_chunk_into(chunk)
+                client.prepare_call(LOAD, &be(&[seed, CHUNK as u32])).write_chunk_into(chunk)
             };
             client.start(connection, call, seed.into()).expect("a started call");
         }
@@ -73,7 +73,7 @@ fn serve_calls(
                 let reply = done.result.expect("a limit refuses no call");
                 match procedure {
                     STORE => assert_eq!(reply.results(), be(&[CHUNK as u32])),
-                    _ => assert!(patterned(done.token as u32, reply.chunk(0).expect("a chunk"))),
+                    _ => assert!(has_pattern(done.token as u32, reply.chunk(0).expect("a chunk"))),
                 }
                 answered += 1;
             });

@@ -26,27 +26,27 @@ fn config_in(mode: CreditMode, revision: Revision) -> Config {
 #[test]
 fn a_short_write_chunk_gets_write_resource_with_index_and_length() {
     with_raw_of("short-chunk", CREDIT_MODES, &services(), |client| {
-        let (room, untouched) = client.room(6000);
+        let (room, untouched) = client.expose_writable(6000);
         // In the first case the second chunk is too short. In the second case both are, and the error names the first.
         for (lens, chunk_index, length_needed) in [([8, 4999], 2, NEEDED as u32), ([7, 10], 1, 8)] {
             let [one, two] = lens.map(|len| room.part(0, len));
             client.call(TWO, &Lists::new().write([one]).write([two]), b"");
-            client.refusal(ErrorBody::WriteResource { chunk_index, length_needed }, "a short Write chunk");
+            client.expect_error(ErrorBody::WriteResource { chunk_index, length_needed }, "a short Write chunk");
         }
         // The procedure declares no Write chunk, so the error asks for a Reply chunk that holds the longest reply.
         client.call(ECHO, &Lists::new().write([room]), b"");
-        client.refusal(ErrorBody::ReplyResource { length_needed: 24 + (16 << 10) }, "a Write chunk");
+        client.expect_error(ErrorBody::ReplyResource { length_needed: 24 + (16 << 10) }, "a Write chunk");
         client.ping();
         assert_eq!(contents(&untouched, 6000), [UNTOUCHED; 6000]);
     });
 }
 
 fn call_two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
-    let call = client.chunked(TWO, b"", &[], &room);
+    let call = client.prepare_chunked_call(TWO, b"", &[], &room);
     let reply = client.call(call)?;
     for (n, len) in [8, NEEDED].into_iter().enumerate() {
         let chunk = reply.chunk(n).expect("a chunk");
-        assert!(chunk.len() == len && patterned(n as u32, chunk));
+        assert!(chunk.len() == len && has_pattern(n as u32, chunk));
     }
     Ok(())
 }
@@ -83,10 +83,10 @@ fn a_short_reply_chunk_gets_reply_resource_with_the_length() {
     for_each(modes, |(mode, revision)| {
         let (_world, address) = World::serving("short-reply-chunk", config_in(mode, revision), services());
         let mut client = RawPeer::connect_with(&address, mode, revision);
-        let (room, memory) = client.room(6023);
+        let (room, memory) = client.expose_writable(6023);
         for lists in [Lists::new().reply([room]), Lists::new().reply([]), Lists::new()] {
             client.call(REPLY, &lists, &be(&[6000]));
-            client.refusal(ErrorBody::ReplyResource { length_needed: 6024 }, "a short Reply chunk");
+            client.expect_error(ErrorBody::ReplyResource { length_needed: 6024 }, "a short Reply chunk");
             client.ping();
         }
         assert_eq!(contents(&memory, 6023), [UNTOUCHED; 6023]);
@@ -101,7 +101,7 @@ fn reply_resource_makes_the_client_retransmit_with_more_room() {
         // The last call declares no reply length.
         for (expected, retransmissions) in [(Some(10_000), 0), (Some(4500), 1), (None, 1)] {
             let before = client.stats().calls_retransmitted;
-            let mut call = client.prepared(REPLY, &be(&[10_000]));
+            let mut call = client.prepare_call(REPLY, &be(&[10_000]));
             if let Some(expected) = expected {
                 call = call.expect_reply(expected);
             }
@@ -146,24 +146,24 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
         Some(ErrorBody::WriteResource { chunk_index, length_needed: 100 })
     }
     type Make = fn(&mut LocalClient) -> ClientCall;
-    const LOAD_100: Make = |client| client.chunked(LOAD, &[0; 4], &[], &[100]);
+    const LOAD_100: Make = |client| client.prepare_chunked_call(LOAD, &[0; 4], &[], &[100]);
     const CASES: [(&str, Make, &[Attempts]); 6] = [
         // The client keeps no copy of the first call, so it retransmits only the second one.
         (
             "too little room for replies",
-            |client| client.prepared(ECHO, &[0; 4]),
+            |client| client.prepare_call(ECHO, &[0; 4]),
             &[&[(NONE, SHORT)], &[(NONE, SHORT), (ROOM, None)]],
         ),
         ("a Write chunk is refused", LOAD_100, &[&[(LOADS, SHORT), ((Msg, 0, 1, Some(9000)), SHORT), (ROOM, None)]]),
-        ("no long calls", |client| client.prepared(ECHO, &[0; 20_000]), &[&[((Nomsg, 1, 0, None), NO_READS)]]),
+        ("no long calls", |client| client.prepare_call(ECHO, &[0; 20_000]), &[&[((Nomsg, 1, 0, None), NO_READS)]]),
         (
             "no Read chunks",
-            |client| client.chunked(STORE, &be(&[8]), &[8], &[]).expect_reply(100),
+            |client| client.prepare_chunked_call(STORE, &be(&[8]), &[8], &[]).expect_reply(100),
             &[&[((Msg, 1, 0, None), NO_READS), ((Nomsg, 1, 0, None), None)]],
         ),
         (
             "no Read chunks, and a Reply chunk",
-            |client| client.chunked(STORE, &be(&[8]), &[8], &[]).expect_reply(100_000),
+            |client| client.prepare_chunked_call(STORE, &be(&[8]), &[8], &[]).expect_reply(100_000),
             &[&[((Msg, 1, 0, Some(100_024)), NO_READS), ((Nomsg, 1, 0, Some(100_024)), None)]],
         ),
         // The call has one Write chunk, whose index is 1, so the first two errors name chunks that do not exist. The
@@ -231,7 +231,7 @@ fn reply_room_is_remembered_across_a_reconnect() {
         peer.reply(xid, b"fine");
         peer.wait_until_over();
     });
-    let mut client = server.client(reconnecting(small(), 1000).with(|c| c.connect.retransmit = true));
+    let mut client = server.client(reconnecting(small_config(), 1000).with(|c| c.connect.retransmit = true));
     assert_answered(&mut client, 1);
 }
 
@@ -253,7 +253,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             peer.reply(call.xid(), b"");
         });
         let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = continue_up_to));
-        let mut call = client.prepared(STORE, &be(&[5001, 7, 0xAAAA]));
+        let mut call = client.prepare_call(STORE, &be(&[5001, 7, 0xAAAA]));
         for (at, len) in [(4, 5001), (4 + 5004 + 4, 7)] {
             call = call.read_chunk(at, client.pattern_buf(len as u32, len));
         }
@@ -269,8 +269,8 @@ fn the_error_of_a_call_without_a_buffer_for_its_long_form_names_the_limit() {
         let xid = peer.next_call().xid();
         peer.refuse(xid, ErrorBody::ReadChunks { max: 0 });
     });
-    let mut client = server.client(small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 4)]));
-    let mut call = client.prepared(STORE, &[0; 8]);
+    let mut client = server.client(small_config().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 4)]));
+    let mut call = client.prepare_call(STORE, &[0; 8]);
     for at in [4, 4 + 40_000 + 4] {
         call = call.read_chunk(at, client.pattern_buf(0, 40_000));
     }

@@ -44,7 +44,7 @@ impl CallableClient {
 
 /// Sends the call by which a client allows reverse calls, and returns the server's handle to the client.
 fn allow_reverse_calls(raw: &mut RawPeer, callers: &Receiver<Caller>, world: &World) -> Client {
-    raw.ask(HELLO, Chunks::NONE, b"");
+    raw.call_and_receive(HELLO, Chunks::NONE, b"");
     reverse_client(world, callers)
 }
 
@@ -118,13 +118,13 @@ fn the_response_flag_selects_the_xid_space() {
         let pending = client.start();
         let xid = client.next_call();
         // Neither message answers the server's call: the first lacks the flag, and the second has another XID.
-        client.raw.part(xid, Flags::NONE, &reply_bytes(xid, b"nobody's"));
-        client.raw.part(!xid, Flags::RESPONSE, &reply_bytes(!xid, b"nobody's"));
+        client.raw.send_part(xid, Flags::NONE, &reply_bytes(xid, b"nobody's"));
+        client.raw.send_part(!xid, Flags::RESPONSE, &reply_bytes(!xid, b"nobody's"));
         // All answers of the server have the flag, even errors, because the client chose their XID.
-        let answer = client.raw.ask(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
+        let answer = client.raw.call_and_receive(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
         assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
         assert!(answer.flags().contains(Flags::RESPONSE));
-        assert!(client.raw.ask(ECHO, Chunks::NONE, b"").flags().contains(Flags::RESPONSE));
+        assert!(client.raw.call_and_receive(ECHO, Chunks::NONE, b"").flags().contains(Flags::RESPONSE));
         client.answer(xid, pending, b"mine");
         client.raw.ping();
     });
@@ -212,13 +212,13 @@ fn chunks_in_a_reverse_call_are_refused_where_unsupported() {
     for_each(pairs(CREDIT_MODES, [ReverseSupport::Inline, ReverseSupport::General]), |(mode, reverse)| {
         run_against_client("reverse-chunks", in_mode(mode).with(|c| c.debug.reverse = reverse), move |peer| {
             for _ in 0..3 {
-                let (read, _memory) = peer.source(0, 64);
+                let (read, _memory) = peer.expose_readable(0, 64);
                 peer.call(STORE, &Lists::new().read(ARGS_AT + 4, [read]), &be(&[0]));
                 match reverse {
                     ReverseSupport::General => {
                         assert_eq!(peer.next_call().payload(), reply_bytes(XID, &be(&[64])));
                     }
-                    _ => peer.refusal(ErrorBody::ReadChunks { max: 0 }, "a Read chunk"),
+                    _ => peer.expect_error(ErrorBody::ReadChunks { max: 0 }, "a Read chunk"),
                 }
                 assert_echoes(peer, b"four");
             }
@@ -236,10 +236,10 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
             // The peer's call has the XID of the client's unanswered call.
             let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"four");
             let (whole, _memory) = peer.expose(&call, Access::REMOTE_READ);
-            let (room, _room) = peer.room(4096);
+            let (room, _room) = peer.expose_writable(4096);
             let long = Lists::new().read(0, [whole]);
             if reverse == ReverseSupport::General {
-                peer.nomsg(xid, &long);
+                peer.send_nomsg(xid, &long);
                 assert_eq!(peer.next_call().payload(), reply_bytes(xid, b"four"));
             } else {
                 let item = Lists::new().read(ARGS_AT + 4, [whole]);
@@ -260,7 +260,7 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
                     assert!(peer.next_call().is_err_chunk(xid));
                 });
             }
-            peer.msg(xid, Chunks::NONE, &reply_bytes(xid, b"here"));
+            peer.send_msg(xid, Chunks::NONE, &reply_bytes(xid, b"here"));
         });
         let config = in_mode(CreditMode::V1).with(|c| c.debug.reverse = reverse);
         let mut client = Client::connect(server.address(), serving_client(config)).expect("a connection");
@@ -292,7 +292,7 @@ fn a_client_invalidates_handles_of_a_reverse_call() {
     for_each(V2_CREDIT_MODES, |mode| {
         run_against_client("reverse-invalidates", in_mode(mode), |peer| {
             for offer in [true, false, true] {
-                let (write, memory) = peer.room(64);
+                let (write, memory) = peer.expose_writable(64);
                 let lists = Lists::new().offer(if offer { write.handle } else { 0 }).write([write]);
                 let answer = ask(peer, LOAD, &lists, &be(&[3, 64]));
                 assert_eq!(answer.invalidated, offer.then_some(write.handle));
@@ -375,7 +375,7 @@ fn reverse_calls_succeed_in_the_older_revision() {
             }
         }
         let call = ClientCall::new(LOAD).args(be(&[1, 5, 5, 0, 0])).write_chunk(5);
-        assert!(patterned(1, reverse.call(call).expect("a reply").chunk(0).expect("a chunk")));
+        assert!(has_pattern(1, reverse.call(call).expect("a reply").chunk(0).expect("a chunk")));
     });
 }
 
@@ -404,9 +404,9 @@ fn a_client_answers_defective_reverse_calls_as_a_server_does() {
             }
             for_each(defects, |(message, error)| {
                 peer.send(&message);
-                peer.refusal(error, "a defect");
+                peer.expect_error(error, "a defect");
             });
-            let (other, _memory) = peer.room(64);
+            let (other, _memory) = peer.expose_writable(64);
             peer.call(ECHO, &Lists::new().offer(other.handle), b"four");
             let answer = peer.answer();
             assert_eq!((answer.payload(), answer.invalidated), (&reply_bytes(XID, b"four")[..], None));
@@ -423,7 +423,7 @@ fn a_client_answers_defective_reverse_calls_as_a_server_does() {
 #[test]
 fn a_client_with_services_has_reverse_credits() {
     let world = World::new("no-credits");
-    let config = || serving_client(small().with(|c| c.debug.reverse_credits = 0));
+    let config = || serving_client(small_config().with(|c| c.debug.reverse_credits = 0));
     for refused in [
         Client::connect(&world.address(), config()).expect_err("refused"),
         LocalClient::connect(&world.address(), config()).expect_err("refused"),
@@ -456,8 +456,8 @@ fn reverse_calls_obey_the_support_level_of_the_client() {
         (ReverseSupport::General, Ok(()), Ok(())),
     ];
     for_each(levels, |(level, inline, chunks)| {
-        let client = small().with(|c| c.debug.reverse = level);
-        let (_world, _forward, mut reverse) = both_ways("reverse-levels", small(), client);
+        let client = small_config().with(|c| c.debug.reverse = level);
+        let (_world, _forward, mut reverse) = both_ways("reverse-levels", small_config(), client);
         assert_eq!(reverse.run(ECHO, &[7; 3000]).map(drop), inline);
         let call = ClientCall::new(LOAD).args(be(&[1, 5, 5, 0, 0])).write_chunk(5000);
         assert_eq!(outcome_of(reverse.call(call)).map(drop), chunks);
@@ -465,7 +465,7 @@ fn reverse_calls_obey_the_support_level_of_the_client() {
     // A client without services gets no reverse calls.
     let (services, callers) = services_with_hello();
     let (world, address) = World::serving("reverse-none", small_server(), services);
-    let mut forward = Client::connect(&address, small_client(small())).unwrap();
+    let mut forward = Client::connect(&address, small_client(small_config())).unwrap();
     let mut reverse = call_back(&world, &mut forward, &callers);
     assert_eq!(reverse.run(ECHO, b"four"), Err(CallError::NoReverse));
     assert_eq!(forward.run(ECHO, b"four"), Ok(b"four".to_vec()));
@@ -477,15 +477,15 @@ fn reverse_calls_obey_the_support_level_of_the_client() {
 fn a_server_calls_back_its_own_callers_only() {
     let (services, callers) = services_with_hello();
     let (world, address) = World::serving("reverse-first", small_server(), services);
-    let mut forward = Client::connect(&address, small_client(small())).unwrap();
+    let mut forward = Client::connect(&address, small_client(small_config())).unwrap();
     forward.call(ClientCall::new(HELLO)).expect("a reply");
     let caller = callers.recv().expect("the caller");
     let (services, others) = services_with_hello();
     let address = world.address();
     let other = Server::start(&address, services, &small_server()).expect("a server");
-    let mut forward = Client::connect(&address, small_client(small())).unwrap();
+    let mut forward = Client::connect(&address, small_client(small_config())).unwrap();
     forward.call(ClientCall::new(HELLO)).expect("a reply");
-    let config = || small_client(small());
+    let config = || small_client(small_config());
     assert!(other.call_back(caller, config()).is_none(), "a server rejects the caller of another server");
     assert!(other.call_back(others.recv().expect("the caller"), config()).is_some());
     assert!(world.server().call_back(caller, config()).is_some());
@@ -519,7 +519,8 @@ fn a_handler_may_not_block_on_its_own_shard() {
         started.join().map(drop).map_err(|_| Refusal::GarbageArguments)
     });
     services.add(PROGRAM, VERSION, BACK, back).add(PROGRAM, VERSION, BACK + 1, join);
-    let (_world, mut forward, back) = both_ways_with("reverse-own-shard", small_server(), (services, callers), small());
+    let (_world, mut forward, back) =
+        both_ways_with("reverse-own-shard", small_server(), (services, callers), small_config());
     *reverse.lock().expect("no panic") = Some(back);
     assert_eq!(forward.run(BACK, b""), Ok(b"done".to_vec()));
     // A `join` on the handler's own shard panics.
@@ -554,7 +555,7 @@ fn a_draining_server_calls_back_while_it_serves_calls() {
 
 #[test]
 fn reverse_calls_end_with_the_connection() {
-    let (_world, forward, mut reverse) = both_ways("reverse-end", small(), small());
+    let (_world, forward, mut reverse) = both_ways("reverse-end", small_config(), small_config());
     assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
     drop(forward);
     let error = eventually(|| reverse.run(ECHO, b"four").err());
@@ -566,7 +567,7 @@ fn reverse_calls_end_with_the_connection() {
 fn a_callback_after_the_disconnect_gets_an_error() {
     let (services, callers) = services_with_hello();
     let (world, address) = World::serving("reverse-late", small_server(), services);
-    let mut forward = Client::connect(&address, serving_client(small())).unwrap();
+    let mut forward = Client::connect(&address, serving_client(small_config())).unwrap();
     forward.call(ClientCall::new(HELLO)).unwrap();
     drop(forward);
     assert!(wait_until(|| world.stats().connections == 0));

@@ -9,7 +9,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
         let (server, recorded) = RawServer::recording("calls", move |mut listener| listener.accept_in(mode));
         let mut client = server.client(mode);
         // The arguments are a word, 501 bytes with their padding, a word, and 7 bytes.
-        let mut call = client.chunked(MIRROR, &be(&[501, 7]), &[], &[503, 1]);
+        let mut call = client.prepare_chunked_call(MIRROR, &be(&[501, 7]), &[], &[503, 1]);
         for (at, len) in [(4, 501), (4 + 504 + 4, 7)] {
             call = call.read_chunk(at, client.alloc(client.first(), len).expect("a buffer"));
         }
@@ -179,7 +179,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
         let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = 0));
         let malformed = |error| matches!(error, CallError::MalformedReply(_));
         for_each(CASES, |(_, expected)| {
-            let call = client.chunked(MIRROR, b"", &[], &[10_000]);
+            let call = client.prepare_chunked_call(MIRROR, b"", &[], &[10_000]);
             match (client.call(call), expected) {
                 (Ok(reply), Some(len)) => assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(len)),
                 (Err(failed), None) => assert!(malformed(failed.error)),
@@ -187,7 +187,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
             }
         });
         for_each(CASES, |(_, expected)| {
-            let call = client.prepared(ECHO, b"").expect_reply(10_000 - 24);
+            let call = client.prepare_call(ECHO, b"").expect_reply(10_000 - 24);
             match (client.call(call), expected) {
                 // The reply's header has 24 bytes.
                 (Ok(reply), Some(len @ 24..)) => assert_eq!(reply.results().len(), len - 24),

@@ -6,7 +6,7 @@ use rpcrdma_tests::prelude::*;
 #[test]
 fn replies_repeat_xid_and_version_and_have_no_read_list() {
     with_raw("replies", CREDIT_MODES, |client| {
-        let ((from, _from), (to, _to)) = (client.source(0, 64), client.room(64));
+        let ((from, _from), (to, _to)) = (client.expose_readable(0, 64), client.expose_writable(64));
         let (read, write) = (Lists::new().read(ARGS_AT + 4, [from]), Lists::new().write([to]));
         let both = read.clone().write([to]);
         let cases: [(u32, Chunks<'_>, &[u8]); 6] = [
@@ -19,7 +19,7 @@ fn replies_repeat_xid_and_version_and_have_no_read_list() {
         ];
         for (procedure, chunks, args) in cases {
             let _row = row(procedure);
-            let answer = client.ask(procedure, chunks, args);
+            let answer = client.call_and_receive(procedure, chunks, args);
             assert_eq!((answer.xid(), answer.version()), (XID, client.version));
             let (flags, granted) = match client.credit_mode() {
                 CreditMode::V2Windowed => (Flags::RESPONSE.with(Flags::RECEIVED), answer.credit()),
@@ -38,7 +38,7 @@ fn replies_repeat_xid_and_version_and_have_no_read_list() {
 fn another_version_of_rpc_is_answered_with_the_range() {
     with_raw("rpcvers", CREDIT_MODES, |client| {
         for_each([0, 1, 3, u32::MAX], |rpcvers| {
-            client.msg(XID, Chunks::NONE, &with_word(&call_bytes(XID, PROGRAM, VERSION, ECHO, b""), 8, rpcvers));
+            client.send_msg(XID, Chunks::NONE, &with_word(&call_bytes(XID, PROGRAM, VERSION, ECHO, b""), 8, rpcvers));
             // REPLY, MSG_DENIED, RPC_MISMATCH, from 2 to 2.
             assert_eq!(client.answer().payload(), be(&[XID, 1, 1, 0, 2, 2]));
         });
@@ -48,17 +48,17 @@ fn another_version_of_rpc_is_answered_with_the_range() {
 #[test]
 fn write_chunks_are_returned_with_their_segments_and_true_lengths() {
     with_raw("written", CREDIT_MODES, |client| {
-        let ((all, memory), (other, untouched)) = (client.room(1000), client.room(100));
+        let ((all, memory), (other, untouched)) = (client.expose_writable(1000), client.expose_writable(100));
         let segments = all.cut(&[300, 400, 300]);
         // The results are an item of 501 bytes, which XDR would pad to 504, and an empty item.
-        let answer = client.ask(LOAD, &Lists::new().write(&segments).write([other]), &be(&[9, 501, 0]));
+        let answer = client.call_and_receive(LOAD, &Lists::new().write(&segments).write([other]), &be(&[9, 501, 0]));
         let with_length = |segment: Segment, length| Segment { length, ..segment };
         let first = vec![with_length(segments[0], 300), with_length(segments[1], 201), with_length(segments[2], 0)];
         assert_eq!(answer.write_chunks(), [first, vec![with_length(other, 0)]]);
         let now = contents(&memory, 1000);
-        assert!(patterned(9, &now[..501]));
+        assert!(has_pattern(9, &now[..501]));
         assert!(
-            filled(UNTOUCHED, &now[501..]) && filled(UNTOUCHED, &contents(&untouched, 100)),
+            is_filled_with(UNTOUCHED, &now[501..]) && is_filled_with(UNTOUCHED, &contents(&untouched, 100)),
             "no padding is written"
         );
     });
@@ -73,10 +73,10 @@ fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
         let (target, _memory) = client.expose(&[0; 64], Access::REMOTE_READ);
         let list = [0, 64, 128].map(|at| ReadSegment { position: ARGS_AT + at, target });
         for (procedure, max) in [(TWO, 2), (ECHO, 0)] {
-            let error = client.ask(procedure, reads(&list), b"").error();
+            let error = client.call_and_receive(procedure, reads(&list), b"").error();
             assert_eq!(error, (XID, ErrorBody::ReadChunks { max }), "{procedure}");
         }
-        assert_eq!(client.ask(TWO, reads(&list[..2]), b"").htype(), HeaderType::Msg);
+        assert_eq!(client.call_and_receive(TWO, reads(&list[..2]), b"").htype(), HeaderType::Msg);
     });
 }
 
@@ -84,8 +84,8 @@ fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
 fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
     with_raw("grants", V2_CREDIT_MODES, |client| {
         // Each message consumes a Receive and gets no answer. The server sends a grant after half the credits.
-        for _ in 0..small().limits.credits - 1 {
-            client.part(XID, Flags::RESPONSE, &reply_bytes(XID, b""));
+        for _ in 0..small_config().limits.credits - 1 {
+            client.send_part(XID, Flags::RESPONSE, &reply_bytes(XID, b""));
         }
         let grant = client.receive().expect("a grant");
         assert_eq!((grant.htype(), grant.xid(), grant.has_chunks()), (HeaderType::Nomsg, 0, false));
@@ -133,14 +133,14 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
             // Each case stands between two valid properties.
             client.send(&client.connprop(Flags::NONE, &[(3, &segment_size), (which, data), (4, &count)]));
             if !is_valid {
-                client.bad_xdr("a property");
+                client.expect_bad_xdr("a property");
             }
             client.ping();
         });
         // The data of a property extends beyond the end of the message.
         let bytes = client.connprop(Flags::NONE, &[(2, &size)]);
         client.send(&bytes[..bytes.len() - 4]);
-        client.bad_xdr("cut off");
+        client.expect_bad_xdr("cut off");
     });
 }
 
@@ -183,10 +183,10 @@ fn differing_xids_get_bad_xdr_or_err_chunk() {
         let wrong = [(4, 7), (8, 3), (12, 1), (28, 1000)].map(|(at, word)| with_word(&good, at, word));
         let cut = [good.len(), 4, 8, 20].map(|len| good[..len].to_vec());
         for_each(wrong.into_iter().chain(cut), |payload| {
-            client.msg(XID, Chunks::NONE, &payload);
-            client.bad_xdr("inline");
-            let _memory = client.long(&payload);
-            client.bad_xdr("in a chunk");
+            client.send_msg(XID, Chunks::NONE, &payload);
+            client.expect_bad_xdr("inline");
+            let _memory = client.send_long_message(&payload);
+            client.expect_bad_xdr("in a chunk");
         });
     });
 }
@@ -221,13 +221,13 @@ fn a_call_that_the_transport_refuses_is_not_run() {
             &[read(0, 8), read(8, 8)],
             &[read(0, 8); 17],
         ];
-        for_each(lists, |list| assert_eq!(client.ask(20, reads(list), &[0; 8]).error().0, XID));
+        for_each(lists, |list| assert_eq!(client.call_and_receive(20, reads(list), &[0; 8]).error().0, XID));
         let two = Lists::new().write([segment(8)]).write([segment(8)]);
-        assert_eq!(client.ask(20, &two, &[0; 8]).error().0, XID);
-        client.msg(XID, Chunks::NONE, &call_bytes(XID + 1, PROGRAM, VERSION, 20, &[0; 8]));
+        assert_eq!(client.call_and_receive(20, &two, &[0; 8]).error().0, XID);
+        client.send_msg(XID, Chunks::NONE, &call_bytes(XID + 1, PROGRAM, VERSION, 20, &[0; 8]));
         assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
         assert_eq!(gate.arrivals(), before);
-        client.ask(20, Chunks::NONE, &[0; 8]);
+        client.call_and_receive(20, Chunks::NONE, &[0; 8]);
         assert_eq!(gate.arrivals(), before + 1, "a valid call is run");
     });
 }
@@ -235,7 +235,7 @@ fn a_call_that_the_transport_refuses_is_not_run() {
 #[test]
 fn a_server_invalidates_only_handles_of_the_call() {
     for_each([true, false], |remote_invalidate| {
-        let config = small().with(|c| c.debug.remote_invalidate = remote_invalidate);
+        let config = small_config().with(|c| c.debug.remote_invalidate = remote_invalidate);
         let (_world, address) = World::standard("offered", config);
         let mut client = RawPeer::connect_in(&address, CreditMode::V2Windowed);
         let read = |lists: Lists| lists.read(41, [segment(8)]);
@@ -248,8 +248,12 @@ fn a_server_invalidates_only_handles_of_the_call() {
             ("offered again", LOAD, |lists| lists, true),
         ];
         for_each(cases, |(_, procedure, lists, invalidates)| {
-            let (write, _memory) = client.room(64);
-            let answer = client.ask(procedure, &lists(Lists::new().offer(write.handle).write([write])), &be(&[0, 64]));
+            let (write, _memory) = client.expose_writable(64);
+            let answer = client.call_and_receive(
+                procedure,
+                &lists(Lists::new().offer(write.handle).write([write])),
+                &be(&[0, 64]),
+            );
             assert_eq!(answer.invalidated, (invalidates && remote_invalidate).then_some(write.handle));
         });
     });
@@ -291,7 +295,7 @@ fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
     ];
     for_each(cases, |(what, bytes)| {
         client.send(&bytes);
-        client.err_chunk(what);
+        client.expect_err_chunk(what);
         client.ping();
         assert_served(&mut witness);
     });
@@ -355,7 +359,7 @@ fn the_null_procedure_requires_no_authentication() {
     with_raw("null", CREDIT_MODES, |client| {
         for (flavor, body) in [(0, &b""[..]), (1, b"malformed..."), (6, &[7; 20]), (0x1234_5678, &[0; 400])] {
             let call = call_bytes_as(OpaqueAuth { flavor, body }, XID, PROGRAM, VERSION, 0, b"");
-            client.msg(XID, Chunks::NONE, &call);
+            client.send_msg(XID, Chunks::NONE, &call);
             assert_eq!(client.answer().payload(), reply_bytes(XID, b""), "{flavor}");
         }
     });
@@ -370,7 +374,7 @@ fn an_inline_call_with_a_position_zero_read_chunk_is_refused() {
         for procedure in [ECHO, STORE] {
             client.call(procedure, &Lists::new().read(0, [whole]), &[0; 4]);
             match client.version {
-                Version::V1 => client.err_chunk("MSG with a Position Zero Read chunk"),
+                Version::V1 => client.expect_err_chunk("MSG with a Position Zero Read chunk"),
                 Version::V2 => assert_eq!(client.error().0, XID),
             }
             client.ping();

@@ -53,18 +53,18 @@ impl Offer {
             lists = lists.read(0, cut(whole, counts.zero));
         }
         for (n, &count) in (0..).zip(counts.reads) {
-            let (whole, memory) = client.source(n, CHUNK);
+            let (whole, memory) = client.expose_readable(n, CHUNK);
             others.push(memory);
             lists = lists.read(ARGS_AT + 4 + n * CHUNK as u32, cut(whole, count));
         }
         for &count in counts.writes {
-            let (whole, memory) = client.room(CHUNK);
+            let (whole, memory) = client.expose_writable(CHUNK);
             results.push(memory);
             writes.push(cut(whole, count));
             lists = lists.write(cut(whole, count));
         }
         if let Some(count) = counts.reply {
-            let (whole, memory) = client.room(CHUNK);
+            let (whole, memory) = client.expose_writable(CHUNK);
             others.push(memory);
             lists = lists.reply(cut(whole, count));
         }
@@ -82,8 +82,8 @@ fn exchange(client: &mut RawPeer, counts: &Counts<'_>) -> (Offer, Message) {
     let message = call_bytes(XID, PROGRAM, VERSION, procedure, &args);
     let offer = Offer::new(client, counts, &message);
     match counts.zero {
-        0 => client.msg(XID, &offer.lists, &message),
-        _ => client.nomsg(XID, &offer.lists),
+        0 => client.send_msg(XID, &offer.lists, &message),
+        _ => client.send_nomsg(XID, &offer.lists),
     }
     (offer, client.answer())
 }
@@ -102,7 +102,7 @@ fn assert_call_served(client: &mut RawPeer, counts: &Counts<'_>) {
     let reply = answer.reply_chunk().map(|chunk| (chunk.len(), chunk.total_length()));
     assert_eq!(reply, counts.reply.map(|count| (count, 0)));
     for (n, memory) in offer.results.iter().enumerate() {
-        assert!(patterned(n as u32, &contents(memory, CHUNK)));
+        assert!(has_pattern(n as u32, &contents(memory, CHUNK)));
     }
 }
 
@@ -124,7 +124,7 @@ fn replies_return_as_many_segments_as_their_calls_may_offer() {
             assert_call_served(client, &counts);
             // A refusal returns the chunks, too, and later calls are answered.
             let offer = Offer::new(client, &counts, b"");
-            let answer = client.ask(LOAD, &offer.lists, b"");
+            let answer = client.call_and_receive(LOAD, &offer.lists, b"");
             assert_eq!(answer.reply_body(), ReplyBody::accepted(AcceptStat::GarbageArgs));
             assert_eq!((&answer.payload()[..4], answer.payload().len()), (&be(&[XID])[..], 24));
             assert_eq!(answer.writes().next().map(|chunk| (chunk.len(), chunk.total_length())), Some((write, 0)));
@@ -140,8 +140,8 @@ fn a_long_reply_returns_as_many_segments_as_its_call_may_offer() {
     with_raw_of("long-returned", CREDIT_MODES, &services, |client| {
         let writes: &[usize] = if client.version == Version::V1 { &[14] } else { &[16; MAX_CHUNKS] };
         let offer = Offer::new(client, &Counts { writes, ..Counts::default() }, b"");
-        let (room, memory) = client.room(3200);
-        let answer = client.ask(90, &offer.lists.clone().reply(cut(room, MAX_SEGMENTS)), b"");
+        let (room, memory) = client.expose_writable(3200);
+        let answer = client.call_and_receive(90, &offer.lists.clone().reply(cut(room, MAX_SEGMENTS)), b"");
         assert_eq!(answer.reply_chunk().expect("a Reply chunk").total_length(), 3024);
         assert_eq!(contents(&memory, 3024), reply_bytes(XID, &data_of(7, 3000)));
         assert!(answer.writes().map(|chunk| chunk.len()).eq(writes.iter().copied()));
@@ -256,8 +256,8 @@ fn reply_room_excludes_the_chunk_lists() {
             let offer = Offer::new(&mut client, &Counts { writes, ..Counts::default() }, b"");
             let lists = offer.lists.clone();
             let lists = reply.map_or(lists.clone(), |count| lists.reply(vec![segment(0); count]));
-            let answer = client.ask(92, &lists, b"");
-            assert!(patterned(5, answer.payload().get(24..).expect("results")));
+            let answer = client.call_and_receive(92, &lists, b"");
+            assert!(has_pattern(5, answer.payload().get(24..).expect("results")));
             assert_eq!(answer.len(), longest);
         });
     });
@@ -297,8 +297,8 @@ fn the_segments_of_read_chunks_may_be_in_any_order() {
             }
             let list = interleave(&mut random, chunks);
             match long {
-                true => client.nomsg(XID, self::reads(&list)),
-                false => client.msg(XID, self::reads(&list), &message),
+                true => client.send_nomsg(XID, self::reads(&list)),
+                false => client.send_msg(XID, self::reads(&list), &message),
             }
             let answer = client.answer();
             assert_eq!(answer.payload(), reply_bytes(XID, &be(&[CHUNK as u32; 3])), "seed {seed}: {answer}");
@@ -311,7 +311,7 @@ fn the_segments_of_read_chunks_may_be_in_any_order() {
             first.iter().zip(second).flat_map(|(&a, &b)| [a, b]).collect()
         };
         for list in [alternate(zero, other), alternate(other, zero), [other, zero].concat()] {
-            client.nomsg(XID, reads(&list));
+            client.send_nomsg(XID, reads(&list));
             assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[CHUNK as u32])), "{list:?}");
         }
     });
@@ -327,7 +327,7 @@ fn call_with_many_segments(mode: CreditMode, args: usize, offers: Properties<'st
         peer
     });
     let mut client = server.client(mode);
-    let call = client.chunked(STORE, &data_of(3, args), &[64 << 10; MAX_CHUNKS], &[64 << 10; MAX_CHUNKS]);
+    let call = client.prepare_chunked_call(STORE, &data_of(3, args), &[64 << 10; MAX_CHUNKS], &[64 << 10; MAX_CHUNKS]);
     client.outcome(call)?;
     assert_eq!(client.stats().exposed_buffers, 0);
     drop((client, server));

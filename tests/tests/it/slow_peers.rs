@@ -22,7 +22,7 @@ const POSITION: u32 = 44;
 
 fn config() -> Config {
     let min_rate = MIN_BYTES_PER_CHECK as u64 * (1000 / CHECK_INTERVAL.as_millis() as u64);
-    small().with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, min_rate))
+    small_config().with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, min_rate))
 }
 
 fn serve(config: impl IntoServerConfig) -> (Address, TimedServer) {
@@ -32,7 +32,7 @@ fn serve(config: impl IntoServerConfig) -> (Address, TimedServer) {
 }
 
 fn expose_chunk(peer: &mut RawPeer) -> Segment {
-    peer.source(SEED, CHUNK).0
+    peer.expose_readable(SEED, CHUNK).0
 }
 
 fn send_call(peer: &mut RawPeer, xid: u32, memory: Segment, segments: usize) {
@@ -127,11 +127,11 @@ fn a_peer_that_answers_reads_below_min_rate_is_disconnected() {
 fn a_client_that_takes_some_replies_each_second_is_not_disconnected() {
     const CALLS: u64 = 64;
     for_each(CREDIT_MODES, |mode| {
-        let (world, address, server) = World::timed("some-replies", small());
+        let (world, address, server) = World::timed("some-replies", small_config());
         let config = in_mode(mode).with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
         let mut client = world.client(&address, config);
         echo(&mut client, b"four").expect("an answer");
-        client.launch_each(0..CALLS, |client, _| client.prepared(ECHO, &[0; 4]));
+        client.launch_each(0..CALLS, |client, _| client.prepare_call(ECHO, &[0; 4]));
         client.flush();
         let (mut ended, mut seconds) = (0, 0);
         while ended < CALLS && seconds < 2 * CALLS {
@@ -260,7 +260,7 @@ fn a_host_with_many_connections_leaves_bulk_memory_to_others() {
 fn a_drain_waits_for_replies_to_a_slow_peer() {
     let _world = World::new("slow-drain");
     const RESULT: usize = 1 << 20;
-    let shard = small().with(|c| c.iwarp.send_buffer = Some(4096));
+    let shard = small_config().with(|c| c.iwarp.send_buffer = Some(4096));
     let linger = shard.debug.linger;
     let address = test_fabric::tcp_address();
     let config = ServerConfig { shard, ..ServerConfig::default() };
@@ -269,7 +269,7 @@ fn a_drain_waits_for_replies_to_a_slow_peer() {
     let (connected, proxy_held) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            let mut client = LocalClient::connect(proxy.address(), small_client(small())).expect("a connection");
+            let mut client = LocalClient::connect(proxy.address(), small_client(small_config())).expect("a connection");
             connected.wait();
             proxy_held.wait();
             load(&mut client, SEED, &[(RESULT, RESULT)])

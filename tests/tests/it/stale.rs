@@ -78,7 +78,7 @@ const DIRECT: [(Handler, usize); 2] = [
 /// Checks that all arguments are the secret, and returns the secret as results.
 fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     let len = call.args().len();
-    if !filled(SECRET, call.args()) || !filled(SECRET, call.read_chunk(0).unwrap_or_default()) {
+    if !is_filled_with(SECRET, call.args()) || !is_filled_with(SECRET, call.read_chunk(0).unwrap_or_default()) {
         return Err(Refusal::GarbageArguments);
     }
     if let Ok(mut writer) = call.result_writer(0) {
@@ -140,7 +140,7 @@ fn services() -> Services {
 /// A call that sends and receives only the secret.
 fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCall {
     let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("a procedure for this length");
-    let call = client.prepared(procedure, &vec![SECRET; args]).expect_reply(args);
+    let call = client.prepare_call(procedure, &vec![SECRET; args]).expect_reply(args);
     if chunk == 0 {
         return call;
     }
@@ -158,9 +158,9 @@ fn fill_with_secrets(client: &mut LocalClient, len: usize) {
     // The calls with the largest chunks take as long as all others, so they are made only before results of that size.
     for (args, chunk, calls) in sizes.into_iter().filter(|&(_, chunk, _)| chunk <= 60_000 || len > 60_000) {
         client.launch_each(0..calls as u64, |client, _| secret_call(client, args, chunk));
-        client.each_end(calls, |done| {
+        client.for_each_completion(calls, |done| {
             let reply = done.result.unwrap();
-            assert!(reply.results().len() == args && filled(SECRET, reply.results()));
+            assert!(reply.results().len() == args && is_filled_with(SECRET, reply.results()));
         });
     }
 }
@@ -195,7 +195,7 @@ fn unwritten_results_are_zero() {
         for writer in all.into_iter().take(count) {
             let _row = row((writer.number, writer.len));
             fill_with_secrets(&mut victim, writer.len);
-            let call = other.prepared(writer.number, b"");
+            let call = other.prepare_call(writer.number, b"");
             if writer.is_in_chunk {
                 let call = call.write_chunk_into(alloc_room(&mut other, writer.len + 100));
                 let mut reply = other.call(call).unwrap();
@@ -203,7 +203,7 @@ fn unwritten_results_are_zero() {
                 let mut chunk = reply.take_chunks().next().unwrap();
                 assert!(chunk[..] == writer.expected());
                 chunk.set_window(0, writer.len + 100);
-                assert!(filled(UNTOUCHED, &chunk[writer.len..]), "bytes after the result are unchanged");
+                assert!(is_filled_with(UNTOUCHED, &chunk[writer.len..]), "bytes after the result are unchanged");
             } else {
                 assert_eq!(other.outcome(call.expect_reply(writer.len)), Ok(writer.expected()));
             }
@@ -248,11 +248,11 @@ fn results_of_refused_and_dropped_calls_are_not_sent() {
             peer.call_as(number, number, Chunks::NONE, &[]);
             // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and no results.
             assert_eq!(peer.answer().payload(), be(&[number, 1, 0, 0, 0, 5]));
-            let call = other.prepared(number, b"").write_chunk_into(alloc_room(&mut other, LEN));
+            let call = other.prepare_call(number, b"").write_chunk_into(alloc_room(&mut other, LEN));
             let mut failed = other.call(call).unwrap_err();
             assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
             let room = failed.returned.take_chunks().next().expect("the call returns the chunk");
-            assert!(filled(UNTOUCHED, &room), "the chunk is unchanged");
+            assert!(is_filled_with(UNTOUCHED, &room), "the chunk is unchanged");
         });
     });
 }
@@ -277,12 +277,12 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
         let store = |client: &mut LocalClient, byte: u8, len: usize| {
             let mut data = client.alloc(client.first(), len).unwrap();
             data.fill(byte);
-            let call = client.prepared(STORED, &[0; 4]).read_chunk(4, data);
+            let call = client.prepare_call(STORED, &[0; 4]).read_chunk(4, data);
             let call = call.write_chunk_into(alloc_room(client, PAGE));
             let mut page = client.call(call).unwrap().take_chunks().next().unwrap();
             assert!(page[..] == vec![byte; len], "{len} bytes");
             page.set_window(0, PAGE);
-            assert!(filled(UNTOUCHED, &page[len..]), "bytes after {len} bytes are unchanged");
+            assert!(is_filled_with(UNTOUCHED, &page[len..]), "bytes after {len} bytes are unchanged");
         };
         for len in [1, 3, 100, 4093] {
             // The clients share pages, whether the server uses its pages in turn or one of them repeatedly.
@@ -303,7 +303,7 @@ fn cached_replies_contain_no_bytes_of_other_calls() {
         services.add(PROGRAM, VERSION, number, run_once(procedure, &cache));
     }
     let (world, address) = World::serving("unwritten-kept", small_server().with_workers(1), services);
-    let mut victim = world.client(&address, small());
+    let mut victim = world.client(&address, small_config());
     let mut peer = RawPeer::connect(&address);
     for (number, ((_, ones), len)) in procedures {
         for _ in 0..2 {
@@ -330,11 +330,11 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
             call.put_args(&vec![1; ones]).unwrap();
             assert!(client.call_on(second, call).unwrap().results() == ones_then_zeroes(len, ones));
             let mut call = client.prepare(LONG_ECHO, len).unwrap();
-            assert!(filled(0, call.args_mut()));
+            assert!(is_filled_with(0, call.args_mut()));
             call.args_mut().fill(SECRET);
             call.put_args(b"").unwrap();
             assert_eq!(call.put_args(b"1"), Err(EncodeError::new(1, 0)));
-            assert!(filled(SECRET, call.args_mut()), "written arguments are kept");
+            assert!(is_filled_with(SECRET, call.args_mut()), "written arguments are kept");
         });
         // Chunk memory belongs to one connection, and each connection starts with new memory. A byte of an XID there
         // may equal the secret by chance, so the test looks for eight such bytes in a row.
@@ -343,21 +343,21 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
             assert_eq!(chunk.full_mut().windows(8).filter(|bytes| **bytes == [SECRET; 8]).count(), 0, "{len} bytes");
         }
         let third = client.add_connection(&first).unwrap();
-        assert!(filled(0, client.alloc(third, 1 << 16).unwrap().full_mut()));
+        assert!(is_filled_with(0, client.alloc(third, 1 << 16).unwrap().full_mut()));
     });
 }
 
 #[test]
 fn unwritten_reverse_replies_are_zero() {
     let mut world = World::new("unwritten-reverse");
-    let first = world.serve_with(small().with_workers(1), services());
+    let first = world.serve_with(small_config().with_workers(1), services());
     let (hello_services, callers) = services_with_hello();
-    let other = world.serve_with(small(), hello_services);
+    let other = world.serve_with(small_config(), hello_services);
     // The client has no workers, so procedures for workers run on its shard.
-    let config = ClientConfig { services: Some(Arc::new(services())), ..small_client(small()) };
+    let config = ClientConfig { services: Some(Arc::new(services())), ..small_client(small_config()) };
     let mut client = LocalClient::connect(&first, config.with(|c| c.shard.limits.max_calls = 200)).unwrap();
     let second = client.add_connection(&other).unwrap();
-    let hello = client.prepared(HELLO, b"");
+    let hello = client.prepare_call(HELLO, b"");
     client.call_on(second, hello).unwrap();
     let mut back = reverse_client(&world, &callers);
     for writer in partial_writers() {

@@ -21,7 +21,7 @@ fn create_socket_path() -> (TempDir, PathBuf) {
 /// The configuration of a server that times each call and has a statistics socket.
 fn server_config(path: &Path) -> ServerConfig {
     ServerConfig {
-        shard: small().with(|c| c.debug.sample_latency = 1),
+        shard: small_config().with(|c| c.debug.sample_latency = 1),
         stats: Some(path.to_owned()),
         ..ServerConfig::default()
     }
@@ -55,7 +55,7 @@ fn a_reader_gets_the_servers_counters() {
     let (_directory, path) = create_socket_path();
     let (world, address) = World::standard("stats", ServerConfig { shards: 2, ..server_config(&path) });
     assert_eq!(std::fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     for _ in 0..CALLS {
         echo(&mut client, &[7; 100]).expect("an echo");
     }
@@ -97,7 +97,7 @@ fn a_snapshot_lists_some_connections_and_counts_all() {
     const CONNECTIONS: usize = 4;
     let (_directory, path) = create_socket_path();
     let (world, address) = World::standard("stats-peers", server_config(&path));
-    let _clients: Vec<_> = (0..CONNECTIONS).map(|_| world.client(&address, small())).collect();
+    let _clients: Vec<_> = (0..CONNECTIONS).map(|_| world.client(&address, small_config())).collect();
     let stats = world.server().stats_with_connections(3);
     assert_eq!((stats[0].peers.len(), stats[0].connections), (3, CONNECTIONS as u64));
     assert!(world.stats().peers.is_empty());
@@ -107,7 +107,7 @@ fn a_snapshot_lists_some_connections_and_counts_all() {
 #[test]
 fn readers_do_not_affect_the_statistics() {
     let (_directory, path) = create_socket_path();
-    let (_world, mut client) = World::pair("stats-many", server_config(&path), small());
+    let (_world, mut client) = World::pair("stats-many", server_config(&path), small_config());
     for _ in 0..20 {
         echo(&mut client, &[1]).expect("an echo");
     }
@@ -134,7 +134,8 @@ fn readers_do_not_affect_the_statistics() {
 fn a_shard_blocked_by_a_handler_is_omitted_until_it_answers() {
     let (_directory, path) = create_socket_path();
     let gate = Gate::default();
-    let (_world, mut client) = World::pair_with("stats-stuck", server_config(&path), gate.services(false), small());
+    let (_world, mut client) =
+        World::pair_with("stats-stuck", server_config(&path), gate.services(false), small_config());
     let _opens = gate.open_on_drop();
     client.begin(GATED, b"", 0);
     client.poll_until(|_| read_snapshot(&path).shards[0].stats.is_none());
@@ -249,14 +250,14 @@ fn counts_of(all: &[ProcedureStats], procedure: u32) -> (u64, u64, u64) {
 }
 
 fn call_error(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError {
-    let call = client.prepared(procedure, args);
+    let call = client.prepare_call(procedure, args);
     client.call(call).map(drop).expect_err("the call is refused").error
 }
 
 #[test]
 fn procedures_count_all_calls_if_each_call_is_timed() {
     let (world, mut client) =
-        World::pair_with("procedures", small().with(|c| c.debug.sample_latency = 1), services(), small());
+        World::pair_with("procedures", small_config().with(|c| c.debug.sample_latency = 1), services(), small_config());
     for _ in 0..10 {
         echo(&mut client, &[7; 100]).unwrap();
     }
@@ -283,8 +284,8 @@ fn procedures_count_all_calls_if_each_call_is_timed() {
 #[test]
 fn refusals_are_counted_by_accept_status() {
     for_each([0, 64], |sample_latency| {
-        let config = small().with(|c| c.debug.sample_latency = sample_latency);
-        let (world, mut client) = World::pair_with("refusals", config, services(), small());
+        let config = small_config().with(|c| c.debug.sample_latency = sample_latency);
+        let (world, mut client) = World::pair_with("refusals", config, services(), small_config());
         // The handler refuses calls with GARBAGE_ARGS, SYSTEM_ERR, PROC_UNAVAIL and AUTH_ERROR.
         for (kind, times) in [(0, 3), (1, 2), (2, 1), (3, 1)] {
             for _ in 0..times {
@@ -296,7 +297,7 @@ fn refusals_are_counted_by_accept_status() {
         call_error(&mut client, 999, &[]);
         // The procedure declares no chunk, so the transport refuses the call. The client retransmits it without a
         // chunk.
-        let call = client.chunked(REFUSE, &be(&[0]), &[100], &[]);
+        let call = client.prepare_chunked_call(REFUSE, &be(&[0]), &[100], &[]);
         assert_eq!(client.outcome(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
         let stats = world.stats();
         let counts = |refusals: &Refusals| {

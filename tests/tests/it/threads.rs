@@ -8,7 +8,7 @@ use rpcrdma::fabric::Disconnect;
 use rpcrdma_tests::prelude::*;
 
 fn server_config() -> ServerConfig {
-    small().with_workers(2)
+    small_config().with_workers(2)
 }
 
 fn connect(address: &Address, config: Config) -> Client {
@@ -19,7 +19,7 @@ fn connect(address: &Address, config: Config) -> Client {
 fn blocking_calls_futures_and_polls_return_the_same_replies() {
     let (_world, address) = World::standard("client", server_config());
     for_each([IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event], |idle| {
-        let mut client = connect(&address, small().with(|c| c.poll.idle = idle));
+        let mut client = connect(&address, small_config().with(|c| c.poll.idle = idle));
         for len in [0, 1, 64, 191, 192, 193, 1000, 3900] {
             let args = data_of(len as u32, len);
             let (future, mut polled) = (client.begin(ECHO, &args), client.begin(ECHO, &args));
@@ -39,7 +39,7 @@ fn blocking_calls_futures_and_polls_return_the_same_replies() {
 #[test]
 fn dropped_futures_affect_no_other_call() {
     let (_world, address) = World::standard("dropped", server_config());
-    let mut client = connect(&address, small());
+    let mut client = connect(&address, small_config());
     for round in 0..20 {
         let calls: Vec<_> = (0..30).map(|n| (n, client.begin(WORKER_ECHO, &be(&[200, n])))).collect();
         for (n, pending) in calls.into_iter().filter(|(n, _)| (n + round) % 2 == 0) {
@@ -53,12 +53,12 @@ fn dropped_futures_affect_no_other_call() {
 #[test]
 fn a_client_with_a_thread_sends_and_receives_chunks() {
     let (_world, address) = World::standard("client-chunks", small_server());
-    let mut client = connect(&address, small());
+    let mut client = connect(&address, small_config());
     for seed in 0..50 {
         let data = client.pattern_buf(seed, 10_001);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(10_001);
         let mut reply = client.call(call).unwrap();
-        assert!(patterned(seed, reply.chunk(0).unwrap()));
+        assert!(has_pattern(seed, reply.chunk(0).unwrap()));
         // Memory of a reply may be kept and reused.
         let sent = reply.take_sent().next().unwrap();
         let call = ClientCall::new(STORE).args(be(&[seed])).read_chunk(4, sent);
@@ -73,7 +73,7 @@ fn a_client_with_a_thread_sends_and_receives_chunks() {
 #[test]
 fn many_threads_share_one_connection() {
     let (_world, address) = World::standard("another", server_config());
-    let client = connect(&address, small());
+    let client = connect(&address, small_config());
     std::thread::scope(|scope| {
         for thread in 0..6 {
             let mut client = client.clone();
@@ -90,7 +90,7 @@ fn many_threads_share_one_connection() {
                         _ => {
                             let data = client.pattern_buf(n, 300);
                             let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
-                            assert!(patterned(n, client.call(call).unwrap().chunk(0).unwrap()));
+                            assert!(has_pattern(n, client.call(call).unwrap().chunk(0).unwrap()));
                         }
                     }
                 }
@@ -106,7 +106,7 @@ fn calls_end_at_deadlines_limits_and_the_close() {
     let (gate, second_gate) = (Gate::default(), Gate::default());
     let (mut world, address) = World::serving("client-limits", server_config(), gate.services(true));
     let _opens = (gate.open_on_drop(), second_gate.open_on_drop());
-    let mut client = connect(&address, small().with(|c| c.limits.max_calls = 4));
+    let mut client = connect(&address, small_config().with(|c| c.limits.max_calls = 4));
     let failed = client.call(ClientCall::new(GATED).timeout(Duration::from_millis(1))).unwrap_err();
     assert_eq!(failed.error, CallError::TimedOut { sent: true });
 
@@ -123,7 +123,7 @@ fn calls_end_at_deadlines_limits_and_the_close() {
     assert!(wait_until(|| client.run(ECHO, b"") == Err(CallError::Closed)));
 
     let address = world.serve_with(server_config(), second_gate.services(true));
-    let mut orphan = connect(&address, small());
+    let mut orphan = connect(&address, small_config());
     let mut pending = orphan.begin(GATED, b"");
     drop(orphan);
     let end = outcome_of(pending.join());
@@ -132,8 +132,8 @@ fn calls_end_at_deadlines_limits_and_the_close() {
 
 #[test]
 fn a_lost_server_ends_the_calls_of_all_threads_with_a_reason() {
-    let (mut world, address, held) = World::holding("client-lost", small());
-    let mut client = connect(&address, small());
+    let (mut world, address, held) = World::holding("client-lost", small_config());
+    let mut client = connect(&address, small_config());
     let mut other = client.clone();
     let pending = [0; 20].map(|_| client.begin(HELD, b""));
     let waiter = std::thread::spawn(move || (other.run(HELD, b""), other));
@@ -157,7 +157,7 @@ fn a_lost_server_ends_the_calls_of_all_threads_with_a_reason() {
 fn calls_started_before_a_close_complete() {
     let (_world, address) = World::standard("client-close-order", small_server());
     for _ in 0..20 {
-        let mut client = connect(&address, small());
+        let mut client = connect(&address, small_config());
         let mut other = client.clone();
         // The two calls use an idle ring and a new one. The close uses a third ring.
         client.run(ECHO, b"").unwrap();
@@ -183,7 +183,7 @@ fn poll_to_end<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> T {
 fn replies_that_are_not_collected_hold_no_receives() {
     let server = small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1));
     let (_world, address) = World::standard("unjoined", server);
-    let config = small().with(|c| (c.limits.max_calls, c.memory.small_buffers) = (4096, 4096));
+    let config = small_config().with(|c| (c.limits.max_calls, c.memory.small_buffers) = (4096, 4096));
     let mut client = connect(&address, config);
     let calls: Vec<_> = (0..4096).map(|n| client.begin(ECHO, &be(&[n, 7]))).collect();
     // The last call is answered after all others, so their replies are not collected yet.
@@ -197,7 +197,7 @@ fn replies_that_are_not_collected_hold_no_receives() {
 #[test]
 fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     let (_world, address) = World::standard("memory-later", small_server());
-    let config = small().with(|c| c.memory.bulk_buffers = vec![(4096, 1)]);
+    let config = small_config().with(|c| c.memory.bulk_buffers = vec![(4096, 1)]);
     let mut client = Client::connect(&address, small_client(config)).unwrap();
     let only_buffer = client.alloc(4096).expect("the only buffer");
     let mut context = Context::from_waker(Waker::noop());
@@ -224,11 +224,14 @@ fn futures_of_memory_wait_for_a_free_buffer_in_order() {
 }
 
 fn endpoint_config() -> ClientConfig {
-    small_client(small().with(|c| (c.limits.credits, c.limits.max_calls) = (4, 16)))
+    small_client(small_config().with(|c| (c.limits.credits, c.limits.max_calls) = (4, 16)))
 }
 
 fn endpoint_server_config() -> ServerConfig {
-    ServerConfig { shard: small().with(|c| (c.limits.credits, c.memory.receives) = (4, 1024)), ..server_config() }
+    ServerConfig {
+        shard: small_config().with(|c| (c.limits.credits, c.memory.receives) = (4, 1024)),
+        ..server_config()
+    }
 }
 
 fn connections(endpoint: &Endpoint) -> u64 {
@@ -270,7 +273,7 @@ fn connections_share_a_thread_and_close_independently() {
     for (seed, client) in (0..).zip(&mut clients) {
         let data = client.pattern_buf(seed, 5000);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(5000);
-        assert!(patterned(seed, client.call(call).unwrap().chunk(0).unwrap()));
+        assert!(has_pattern(seed, client.call(call).unwrap().chunk(0).unwrap()));
     }
     // Half of the clients are dropped with calls outstanding. These calls end, and the other clients see no effect.
     let mut dropped_clients = clients.split_off(CONNECTIONS / 2);
@@ -324,7 +327,7 @@ fn futures_and_blocking_calls_are_equivalent() {
             let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(300);
             client.start(call)?.await
         });
-        assert!(patterned(3, reply.unwrap().chunk(0).unwrap()));
+        assert!(has_pattern(3, reply.unwrap().chunk(0).unwrap()));
         let error = block_on(client.alloc_async(2 << 20)).unwrap_err();
         assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, .. }), "{error}");
     }
@@ -334,7 +337,7 @@ fn futures_and_blocking_calls_are_equivalent() {
 fn requests_beyond_the_ring_capacity_are_all_served() {
     let (_world, address) = World::standard("endpoint-ring", server_config());
     let config =
-        small_client(small().with(|c| (c.limits.max_calls, c.memory.bulk_buffers) = (2, vec![(64 << 10, 100)])));
+        small_client(small_config().with(|c| (c.limits.max_calls, c.memory.bulk_buffers) = (2, vec![(64 << 10, 100)])));
     let mut client = Client::connect(&address, config).expect("a connection");
     let mut requests: Vec<_> = (0..150).map(|_| Box::pin(client.alloc_async(10))).collect();
     // The requests for buffers leave room for calls in the rings.

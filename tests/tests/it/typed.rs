@@ -133,10 +133,10 @@ fn a_typed_result_of_an_empty_write_chunk_is_sent_inline() {
         let (_world, address) =
             World::serving("typed-empty-write", mode.into_server_config().with_workers(1), services().0);
         let mut client = RawPeer::connect_in(&address, mode);
-        let (room, memory) = client.room(100);
+        let (room, memory) = client.expose_writable(100);
         let call = call_bytes(XID, PROGRAM, VERSION, typed_v1::Swap::NUMBER, &[&one[..], &two].concat());
         for (counts, segments, second) in [([0, 1], &[room][..], be(&[100])), ([0, 0], &[], one.clone())] {
-            client.msg(XID, &Lists::new().write([]).write(segments), &call);
+            client.send_msg(XID, &Lists::new().write([]).write(segments), &call);
             let answer = client.answer();
             assert!(answer.writes().map(|chunk| chunk.len()).eq(counts));
             assert_eq!(answer.payload(), reply_bytes(XID, &[&two[..], &second].concat()));
@@ -179,7 +179,7 @@ fn engine_errors_rpc_refusals_and_decoding_errors_are_distinct() {
             ClientCall::new(Store::NUMBER).args(be(&[0, 64, 0])).read_chunk(0, copy_to_buffer(client.0.0, &[0; 64]));
         assert!(client.0.call(misplaced).is_err());
         let reply = client.0.call(ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 8])).expect("a reply");
-        assert!(matches!(Response::<Fetch>::of(reply).results(), Err(Error::Decode(_))));
+        assert!(matches!(Response::<Fetch>::from_reply(reply).results(), Err(Error::Decode(_))));
         // The connection closes, so the engine ends the call.
         client.0.0.begin_close(client.0.1);
         assert!(matches!(client.add(&(1, 2)), Err(Error::Call(_))));
@@ -311,7 +311,7 @@ fn a_server_calls_its_client_with_the_same_types() {
         // A call may also be started now and joined later.
         let call = CallOptions::<Store>::new().into_call(&mut client.0, &blob(b"later", b"data")).expect("a call");
         let reply = client.0.start(call).expect("a start").join().expect("a reply");
-        assert_eq!(Response::<Store>::of(reply).results().expect("a checksum"), sum(b"data"));
+        assert_eq!(Response::<Store>::from_reply(reply).results().expect("a checksum"), sum(b"data"));
         assert!(matches!(client.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
         // Version 1 has no chunks in this direction.
         store_and_fetch(&mut client, &data_of(4, if has_chunks { 30_000 } else { 500 }), has_chunks);

@@ -29,7 +29,7 @@ fn serving(name: &'static str, config: Config, mut services: Services) -> (World
 }
 
 fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
-    client.send_call(token, |client| client.prepared(procedure, &vec![1; len]).expect_reply(LONG));
+    client.send_call(token, |client| client.prepare_call(procedure, &vec![1; len]).expect_reply(LONG));
 }
 
 /// Held calls use all credits of a client except one. This credit serves one call after another, even continued calls.
@@ -44,7 +44,7 @@ fn calls_complete_with_a_single_free_credit() {
         let mut client = world.client(&address, in_mode(mode).with(|c| c.limits.credits = CREDITS));
         echo(&mut client, b"four").unwrap();
         (1..CREDITS).for_each(|n| start(&mut client, HELD, 4, 1000 + u64::from(n)));
-        client.quiet_until(|_| held.len() as u32 == CREDITS - 1);
+        client.poll_quietly_until(|_| held.len() as u32 == CREDITS - 1);
         for n in 0..10 {
             start(&mut client, procedure, len, n);
             assert!(client.end_of(n).is_ok(), "call {n}");
@@ -61,7 +61,7 @@ fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
     const CREDITS: u32 = 12;
     for_each(V2_CREDIT_MODES, |mode| {
         let (services, callers) = services_with_hello();
-        let shard = small().with(|c| {
+        let shard = small_config().with(|c| {
             (c.limits.credits, c.limits.max_credits, c.memory.receives) = (CREDITS, CREDITS, 256);
         });
         let (world, address, held) = serving("shrunk", shard, services);
@@ -109,8 +109,8 @@ fn calls_that_wait_for_reverse_calls_are_answered() {
 /// The last call waits for a long buffer. The call ahead of it waits for bulk memory, which a held call uses.
 #[test]
 fn a_call_without_bulk_data_overtakes_calls_that_wait_for_bulk_memory() {
-    let (world, address, held) = serving("past-bulk", scarce(1, 1), services_with(4096, 64 << 10, false));
-    let mut clients = [0; 4].map(|_| world.client(&address, small()));
+    let (world, address, held) = serving("past-bulk", scarce_config(1, 1), services_with(4096, 64 << 10, false));
+    let mut clients = [0; 4].map(|_| world.client(&address, small_config()));
     clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
     let waits = || world.stats().memory_waits;
     start_held_bulk(&mut clients[0], 0);
@@ -148,7 +148,7 @@ fn a_call_waits_for_memory_of_a_call_whose_handler_has_not_run() {
     for_each(CREDIT_MODES, |mode| {
         let (mut services, held) = (services_with(4096, 64 << 10, false), HeldCalls::default());
         add_held(&mut services, &held);
-        let config = scarce(1, 1).with(|c| c.limits.max_deferred = 1);
+        let config = scarce_config(1, 1).with(|c| c.limits.max_deferred = 1);
         let (world, address, server) = World::timed_with("not-handed-over", config, services);
         let mut clients = [0; 2].map(|_| world.client(&address, in_mode(mode)));
         clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
@@ -174,7 +174,7 @@ fn a_call_waits_for_memory_of_a_call_whose_handler_has_not_run() {
 }
 
 fn start_held_bulk(client: &mut LocalClient, token: u64) {
-    client.send_call(token, |client| client.chunked(HELD_BULK, &[0; 4], &[40_000], &[]));
+    client.send_call(token, |client| client.prepare_chunked_call(HELD_BULK, &[0; 4], &[40_000], &[]));
 }
 
 /// The server waits at most one second for bulk memory that only the application keeps. Unanswered calls without such
@@ -191,12 +191,12 @@ fn calls_that_need_buffers_kept_by_the_application_are_refused_after_a_second() 
     let mut services = services_with(4096, 64 << 10, false);
     add_held(&mut services, &held);
     services.add(PROGRAM, VERSION, 404, keep.max_reply(0).read_chunks(1, 64 << 10).uncounted());
-    let (world, address, server) = World::timed_with("kept", scarce(1, 1), services);
-    let mut clients = [0; 2].map(|_| world.client(&address, small()));
+    let (world, address, server) = World::timed_with("kept", scarce_config(1, 1), services);
+    let mut clients = [0; 2].map(|_| world.client(&address, small_config()));
     clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
     start(&mut clients[1], HELD, 4, 100);
     poll_all_until(&mut clients, || held.len() == 1);
-    clients[0].run_call(|client| client.chunked(404, &[0; 4], &[40_000], &[])).expect("a reply");
+    clients[0].run_call(|client| client.prepare_chunked_call(404, &[0; 4], &[40_000], &[])).expect("a reply");
     (1..=2).for_each(|token| store(&mut clients[0], token));
     poll_all_until(&mut clients, || server.stats().calls_waiting == 2);
     server.pass(Duration::from_millis(900));

@@ -65,12 +65,12 @@ fn client_config(mode: CreditMode, credential: Credential) -> ClientConfig {
 fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str) {
     let reply = result.unwrap_or_else(|error| panic!("{what}, {verifier} and {results} bytes: {error}"));
     assert_eq!(reply.verifier(), (FLAVOR, &verifier_body(verifier)[..]), "{what}");
-    assert!(reply.results().len() == results && patterned(9, reply.results()), "{what}");
+    assert!(reply.results().len() == results && has_pattern(9, reply.results()), "{what}");
 }
 
 /// Makes a call that declares the length of its results, but not of its verifier.
 fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usize, chunk: bool) -> CallResult {
-    let mut call = client.prepared(procedure, &be(&[verifier as u32, results as u32])).expect_reply(results);
+    let mut call = client.prepare_call(procedure, &be(&[verifier as u32, results as u32])).expect_reply(results);
     if chunk {
         call = call.write_chunk_into(client.alloc(client.first(), 100)?);
     }
@@ -115,7 +115,7 @@ fn replies_of_every_form_have_room_for_a_verifier() {
         // A client that reserves no room for verifiers gets those that fit.
         let mut client = LocalClient::connect(&address, client_config(mode, Credential::none())).unwrap();
         assert_signed(call(&mut client, SIGN, 37, 8, false), 37, 8, "AUTH_NONE");
-        let echo = client.prepared(ECHO, b"");
+        let echo = client.prepare_call(ECHO, b"");
         assert_eq!(client.call(echo).unwrap().verifier(), (0, &[][..]), "the next reply has no verifier");
     }
 }

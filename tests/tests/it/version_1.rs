@@ -15,8 +15,8 @@ fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester
         assert_eq!(peer.failures, [], "each reply finds a Receive");
     });
     let mut client = server.client(few_credits(CreditMode::V1, CREDITS));
-    client.launch_each(0..calls, |client, _| client.prepared(ECHO, &[0; 4]));
-    assert!(client.ends(calls as usize).iter().all(|(_, end)| end.is_ok()));
+    client.launch_each(0..calls, |client, _| client.prepare_call(ECHO, &[0; 4]));
+    assert!(client.completions(calls as usize).iter().all(|(_, end)| end.is_ok()));
 }
 
 /// A server's view of a client that has more calls than credits.
@@ -122,12 +122,12 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
 fn results_go_into_their_write_chunks_even_if_short() {
     const ROOM: u32 = 5000;
     with_raw("short-results", CREDIT_MODES, |client| {
-        let (room, memory) = client.room(3 * ROOM as usize);
+        let (room, memory) = client.expose_writable(3 * ROOM as usize);
         let segments = room.cut(&[ROOM; 3]);
         let mut before = contents(&memory, 3 * ROOM as usize);
         for_each([[1, 2, 3], [4, 5, 6], [7, 1, 1], [500, 0, 1], [999, 1000, 1001], [4999, 5000, 1]], |lens| {
             let lists = segments.iter().fold(Lists::new(), |lists, &segment| lists.write([segment]));
-            let answer = client.ask(LOAD, &lists, &be(&[&[9], &lens[..]].concat()));
+            let answer = client.call_and_receive(LOAD, &lists, &be(&[&[9], &lens[..]].concat()));
             assert_eq!(answer.payload(), reply_bytes(XID, &be(&[ROOM; 3])));
             let used = segments.iter().zip(lens).map(|(&segment, length)| Segment { length, ..segment });
             assert_eq!(answer.write_chunks().concat(), used.collect::<Vec<_>>());
@@ -135,7 +135,7 @@ fn results_go_into_their_write_chunks_even_if_short() {
             let now = contents(&memory, 3 * ROOM as usize);
             for (n, len) in lens.into_iter().enumerate() {
                 let (at, len) = (n * ROOM as usize, len as usize);
-                assert!(patterned(9 + n as u32, &now[at..at + len]), "item {n}");
+                assert!(has_pattern(9 + n as u32, &now[at..at + len]), "item {n}");
                 before[at..at + len].copy_from_slice(&now[at..at + len]);
             }
             assert!(now == before, "only the items are written");
@@ -153,7 +153,7 @@ fn read_chunks_are_accepted_with_and_without_their_padding() {
             let count = u32::from_be_bytes(word(n)?.try_into().expect("a word")) as usize;
             let data = call.read_chunk(n).ok_or(Refusal::SystemError)?;
             let whole = data.len() == count || data.len() == padded(count);
-            if !whole || !patterned(n as u32, &data[..count]) || call.read_chunk_at(n) != Some(at) {
+            if !whole || !has_pattern(n as u32, &data[..count]) || call.read_chunk_at(n) != Some(at) {
                 return Err(Refusal::GarbageArguments);
             }
             at += padded(count) + 4;
@@ -183,7 +183,7 @@ fn read_chunks_are_accepted_with_and_without_their_padding() {
                 let lists = Lists::new().read(ARGS_AT + 4, first.cut(first_lens));
                 let lists = lists.read(ARGS_AT + 4 + whole + 4, second.cut(&[second_len]));
                 assert_eq!(
-                    client.ask(procedure, &lists, &args).payload(),
+                    client.call_and_receive(procedure, &lists, &args).payload(),
                     reply_bytes(XID, b""),
                     "{first_lens:?}, {second_len}"
                 );
@@ -191,7 +191,7 @@ fn read_chunks_are_accepted_with_and_without_their_padding() {
         });
         // The chunk is one byte longer than an item of 501 bytes with its padding.
         client.call(21, &Lists::new().read(ARGS_AT + 4, [segment(505)]), &be(&[501]));
-        client.bad_xdr("an item that is too long");
+        client.expect_bad_xdr("an item that is too long");
     });
 }
 
@@ -201,10 +201,10 @@ fn read_chunks_are_accepted_with_and_without_their_padding() {
 fn err_chunk_ends_its_call_without_retransmission() {
     type Form = fn(&mut LocalClient) -> ClientCall;
     let forms: [(&str, Form); 4] = [
-        ("a Read chunk", |client| client.chunked(MIRROR, &[0; 4], &[100], &[])),
-        ("a Write chunk", |client| client.prepared(MIRROR, &[0; 4]).write_chunk(100)),
-        ("a Reply chunk", |client| client.prepared(MIRROR, &[0; 4]).expect_reply(10_000)),
-        ("a long call", |client| client.prepared(MIRROR, &[0; 5000])),
+        ("a Read chunk", |client| client.prepare_chunked_call(MIRROR, &[0; 4], &[100], &[])),
+        ("a Write chunk", |client| client.prepare_call(MIRROR, &[0; 4]).write_chunk(100)),
+        ("a Reply chunk", |client| client.prepare_call(MIRROR, &[0; 4]).expect_reply(10_000)),
+        ("a long call", |client| client.prepare_call(MIRROR, &[0; 5000])),
     ];
     for_each(pairs(forms, [false, true]), |((_, form), disconnects)| {
         let server = RawServer::listen("err-chunk-ends", move |mut listener| {

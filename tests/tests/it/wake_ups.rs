@@ -48,7 +48,7 @@ fn start_sleeping_server(
     world: &World,
     make: impl Fn(&ShardSetup<'_>) -> (LocalServices, SleepReporter) + Send + Sync + 'static,
 ) -> (Address, Server) {
-    world.serve_tasks(small().with(|c| c.poll.idle = IdlePolicy::Event), make)
+    world.serve_tasks(small_config().with(|c| c.poll.idle = IdlePolicy::Event), make)
 }
 
 /// Wakes the shard once for each of [`ROUNDS`] items.
@@ -70,7 +70,7 @@ fn assert_calls_are_woken<T: Send + 'static>(
     let (world, asleep, (sender, items)) = (World::new(name), Asleep::default(), channel());
     let shard_sleeps = Arc::clone(&asleep);
     let (address, _server) = start_sleeping_server(&world, move |_| make(&shard_sleeps, &sender));
-    let mut client = world.client(&address, small());
+    let mut client = world.client(&address, small_config());
     let waker_thread = std::thread::spawn(move || wake_each(&asleep, &items, wake));
     make_calls_in_time(&mut client);
     waker_thread.join().expect("no panic");
@@ -102,8 +102,8 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
         };
         let task_event = event.try_clone().expect("a descriptor");
         let work = move || {
-            let is_signalled = rustix::io::read(&task_event, &mut [0; 8]).is_ok();
-            is_signalled && calls.try_iter().map(|call| call.answer(Ok(()))).count() > 0
+            let is_signaled = rustix::io::read(&task_event, &mut [0; 8]).is_ok();
+            is_signaled && calls.try_iter().map(|call| call.answer(Ok(()))).count() > 0
         };
         let task = SleepReporter { descriptor: Some(event), ..SleepReporter::new(asleep, work) };
         (local_and(WOKEN, Procedure::deferred(take)), task)
@@ -198,12 +198,12 @@ fn a_worker_wakes_the_loop_of_its_server() {
         Ok(())
     });
     let workers = WorkerConfig { count: 2, idle: IdlePolicy::Event, ..Default::default() };
-    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).into_server_config();
+    let config = small_config().with(|c| c.poll.idle = IdlePolicy::Event).into_server_config();
     let config = ServerConfig { workers: Some(workers), ..config };
     let services = standard_and([(WOKEN, woken.on_workers())]);
     let mut server = LocalServer::start(&address, services, &config).expect("a server");
     let caller = std::thread::spawn(move || {
-        let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
+        let mut client = LocalClient::connect(&address, small_client(small_config())).expect("a connection");
         make_calls_in_time(&mut client);
         echo(&mut client, b"not on workers").expect("an echo");
     });

@@ -18,7 +18,7 @@ use rpcrdma_tests::Random;
 
 use crate::changes;
 use crate::device::Device;
-use crate::forms::{Draw, Shape, Terms};
+use crate::forms::{CallCase, Draw, Terms};
 use crate::journal::Journal;
 use crate::plan::{Plan, Workload};
 use crate::probe::BufferId;
@@ -33,7 +33,7 @@ pub(crate) struct CallChecker {
     plan: Rc<Plan>,
     workload: Workload,
     /// Number of this caller in the [`Name`](crate::service::Name) of its calls.
-    who: u32,
+    participant: u32,
     /// Whether calls may be retransmitted on a new connection.
     reconnects: bool,
     /// Whether retransmitted calls may execute twice.
@@ -80,7 +80,7 @@ pub(crate) struct Link {
 
 struct Call {
     link: usize,
-    shape: Shape,
+    case: CallCase,
     id: Option<CallId>,
     deadline: Option<u64>,
     cancelled: bool,
@@ -109,21 +109,21 @@ pub(crate) struct CheckerContext<'a> {
     pub(crate) journal: Journal,
     pub(crate) time: &'a SimulatedTime,
     pub(crate) executions: &'a Executions,
-    pub(crate) who: u32,
+    pub(crate) participant: u32,
     pub(crate) workload: Workload,
 }
 
 impl CallChecker {
     pub(crate) fn new(context: CheckerContext<'_>, connect: &ConnectConfig) -> Self {
-        let CheckerContext { plan, journal, time, executions, who, workload } = context;
+        let CheckerContext { plan, journal, time, executions, participant, workload } = context;
         Self {
             journal,
-            random: Random::new(plan.seed ^ (u64::from(who) + 1) << 40),
+            random: Random::new(plan.seed ^ (u64::from(participant) + 1) << 40),
             links: Vec::new(),
             time: time.clone(),
             plan: Rc::clone(plan),
             workload,
-            who,
+            participant,
             reconnects: connect.reconnect_attempts > 0,
             may_repeat: connect.retransmit,
             calls: BTreeMap::new(),
@@ -178,16 +178,16 @@ impl CallChecker {
             return;
         }
         let plan = Rc::clone(&self.plan);
-        let name = (self.who, self.next_token as u32);
+        let name = (self.participant, self.next_token as u32);
         let terms = &self.links[link].terms;
-        let shape = Shape::draw(&mut Draw { random: &mut self.random, plan: &plan, terms, name });
-        self.call(client, link, shape);
+        let case = CallCase::draw(&mut Draw { random: &mut self.random, plan: &plan, terms, name });
+        self.call(client, link, case);
     }
 
     /// Makes a call. Returns false if the pool is empty or the connection is closed.
-    fn call(&mut self, client: &mut LocalClient<Device>, link: usize, shape: Shape) -> bool {
+    fn call(&mut self, client: &mut LocalClient<Device>, link: usize, case: CallCase) -> bool {
         let connection = self.links[link].connection;
-        let (mut call, buffers) = match shape.prepare(client, connection) {
+        let (mut call, buffers) = match case.prepare(client, connection) {
             Ok(prepared) => prepared,
             Err(CallError::NoMemory { .. }) => {
                 self.journal.count("client pools empty", 1);
@@ -197,7 +197,7 @@ impl CallChecker {
                 assert!(!client.is_established(connection), "CallError::Closed requires a closed connection");
                 return false;
             }
-            Err(other) => panic!("{}: {other}", self.journal.who()),
+            Err(other) => panic!("{}: {other}", self.journal.participant()),
         };
         let token = self.next_token;
         self.next_token += 1;
@@ -209,7 +209,7 @@ impl CallChecker {
             call = call.timeout(Duration::from_nanos(time));
             deadline = Some(self.time.now() + time);
         }
-        self.journal.note(format_args!("call {token} on {link}: {}", shape.form));
+        self.journal.note(format_args!("call {token} on {link}: {}", case.form));
         let entry = &mut self.links[link];
         entry.outstanding += 1;
         let may_exceed_limit = entry.outstanding + entry.abandoned > entry.guaranteed_calls;
@@ -217,7 +217,7 @@ impl CallChecker {
         let ended_before = client.shard().fabric().ends();
         let id = client.start(connection, call, token);
         let cancelled = false;
-        let call = Call { link, shape, id, deadline, cancelled, may_exceed_limit, was_closed, ended_before, buffers };
+        let call = Call { link, case, id, deadline, cancelled, may_exceed_limit, was_closed, ended_before, buffers };
         self.calls.insert(token, call);
         self.journal.count("calls", 1);
         true
@@ -241,38 +241,38 @@ impl CallChecker {
     pub(crate) fn release(&mut self, max: usize) {
         let count = max.min(self.kept.len());
         for (reply, contents) in self.kept.drain(..count) {
-            assert_eq!(hash_contents(&reply), contents, "{}: hash of a kept reply", self.journal.who());
+            assert_eq!(hash_contents(&reply), contents, "{}: hash of a kept reply", self.journal.participant());
         }
     }
 
     /// Checks a completed call.
     pub(crate) fn check_completed(&mut self, client: &mut LocalClient<Device>, done: CompletedCall) {
         let journal = self.journal.clone();
-        let who = journal.who();
+        let participant = journal.participant();
         let CompletedCall { token, mut result } = done;
         if let Err(failed) = &mut result {
             // If a peer could still read the returned buffers, the overwritten data would fail its checks.
             failed.returned.take_sent().for_each(|mut buf| buf.fill(!0));
             failed.returned.take_chunks().for_each(|mut buf| buf.fill(!0));
         }
-        let Some(call) = self.calls.remove(&token) else { panic!("{who}: call {token} completes twice") };
+        let Some(call) = self.calls.remove(&token) else { panic!("{participant}: call {token} completes twice") };
         self.links[call.link].outstanding -= 1;
         let link = &self.links[call.link];
-        let (form, hostile) = (call.shape.form, link.hostile);
+        let (form, hostile) = (call.case.form, link.hostile);
         match result {
             Ok(mut reply) => {
                 self.journal.note(format_args!("end {token}: {} bytes", reply.results().len()));
                 self.check_unexposed(client, token, &call);
                 self.journal.count("calls that succeeded", 1);
-                self.one_way_sent += u64::from(call.shape.one_way);
+                self.one_way_sent += u64::from(call.case.one_way);
                 if !hostile {
-                    if let Err(mismatch) = call.shape.check(&mut reply, &link.terms) {
-                        panic!("{who}: call {token}, {form}: {mismatch}");
+                    if let Err(mismatch) = call.case.check(&mut reply, &link.terms) {
+                        panic!("{participant}: call {token}, {form}: {mismatch}");
                     }
                     self.journal.count(form, 1);
                     self.journal.count("reverse calls that succeeded", u64::from(link.terms.reverse));
                     let implied =
-                        if call.shape.one_way { ImpliedExecutions::AtMostOnce } else { ImpliedExecutions::Once };
+                        if call.case.one_way { ImpliedExecutions::AtMostOnce } else { ImpliedExecutions::Once };
                     self.record_executions(token, &call, implied);
                 }
                 self.links[call.link].has_succeeded = true;
@@ -300,7 +300,7 @@ impl CallChecker {
     /// Whether a retransmitted call, whose buffers are replaced, may now use the memory of a failed call.
     fn may_reuse_memory(&self, client: &mut LocalClient<Device>, hostile: bool) -> bool {
         self.reconnects
-            || self.calls.values().any(|call| call.shape.may_replace_memory())
+            || self.calls.values().any(|call| call.case.may_replace_memory())
             || (hostile && client.stats().calls_retransmitted > 0)
     }
 
@@ -308,15 +308,15 @@ impl CallChecker {
     fn check_unexposed(&self, client: &LocalClient<Device>, token: u64, call: &Call) {
         let probe = client.shard().fabric();
         let exposed = call.buffers.iter().any(|&buffer| probe.exposes(buffer));
-        assert!(!exposed, "{}: the memory of call {token} is exposed after its completion", self.journal.who());
+        assert!(!exposed, "{}: the memory of call {token} is exposed after its completion", self.journal.participant());
     }
 
     /// Checks that the condition of an error holds.
     fn check_error(&mut self, client: &mut LocalClient<Device>, token: u64, call: &Call, error: CallError) {
-        let who = self.journal.who();
+        let participant = self.journal.participant();
         let link = &self.links[call.link];
-        if call.shape.fails_with(&error, &link.terms) {
-            self.journal.count(call.shape.form, 1);
+        if call.case.fails_with(&error, &link.terms) {
+            self.journal.count(call.case.form, 1);
             return;
         }
         let has_ended = link.has_ended || client.close_reason(link.connection).is_some();
@@ -353,16 +353,20 @@ impl CallChecker {
             ) => ("calls that could not be retransmitted", client.stats().pool_empty > 0),
             _ => ("", false),
         };
-        assert!(holds, "{who}: call {token}, {}: the condition of this error does not hold: {error}", call.shape.form);
+        assert!(
+            holds,
+            "{participant}: call {token}, {}: the condition of this error does not hold: {error}",
+            call.case.form
+        );
         self.journal.count(event, 1);
     }
 
     /// Records the number of executions that a call's result implies, for a later check.
     fn record_executions(&mut self, token: u64, call: &Call, implied: ImpliedExecutions) {
-        if !call.shape.counted {
+        if !call.case.counted {
             return;
         }
-        let may_repeat = self.may_repeat && !call.shape.runs_once();
+        let may_repeat = self.may_repeat && !call.case.runs_once();
         let implied = match implied {
             ImpliedExecutions::Once if may_repeat => ImpliedExecutions::AtLeastOnce,
             ImpliedExecutions::AtMostOnce if may_repeat => return,
@@ -374,15 +378,15 @@ impl CallChecker {
     /// Checks each call's number of executions against its result.
     pub(crate) fn check_executions(&mut self) {
         for (token, implied) in self.implied.drain(..) {
-            let executions = self.executions.count((self.who, token as u32));
+            let executions = self.executions.count((self.participant, token as u32));
             let holds = match implied {
                 ImpliedExecutions::Never => executions == 0,
                 ImpliedExecutions::AtMostOnce => executions <= 1,
                 ImpliedExecutions::Once => executions == 1,
                 ImpliedExecutions::AtLeastOnce => executions >= 1,
             };
-            let who = self.journal.who();
-            assert!(holds, "{who}: call {token} was executed {executions} times, expected {implied:?}");
+            let participant = self.journal.participant();
+            assert!(holds, "{participant}: call {token} was executed {executions} times, expected {implied:?}");
         }
     }
 
@@ -394,11 +398,11 @@ impl CallChecker {
         for link in first..self.links.len() {
             let Link { connection, hostile, guaranteed_calls, .. } = self.links[link];
             let callable = client.is_established(connection) && !hostile && guaranteed_calls > 0;
-            if callable && !self.call(client, link, Shape::ping()) {
+            if callable && !self.call(client, link, CallCase::ping()) {
                 assert!(
                     link > first,
                     "{}: the pool must have memory for a call while no call is outstanding",
-                    self.journal.who()
+                    self.journal.participant()
                 );
                 return false;
             }
@@ -411,16 +415,16 @@ impl CallChecker {
     pub(crate) fn check_all_completed(&mut self, ended: Vec<CompletedCall>) {
         for done in ended {
             let call = self.calls.remove(&done.token);
-            assert!(call.is_some(), "{}: call {} completes twice", self.journal.who(), done.token);
+            assert!(call.is_some(), "{}: call {} completes twice", self.journal.participant(), done.token);
         }
         let incomplete: Vec<_> = self.calls.keys().collect();
-        assert!(incomplete.is_empty(), "{}: calls {incomplete:?} never complete", self.journal.who());
+        assert!(incomplete.is_empty(), "{}: calls {incomplete:?} never complete", self.journal.participant());
     }
 
     /// Describes what the checker is waiting for.
     pub(crate) fn waits_for(&self) -> String {
         let calls =
-            self.calls.iter().map(|(token, call)| format!("call {token} ({}) on link {}", call.shape.form, call.link));
+            self.calls.iter().map(|(token, call)| format!("call {token} ({}) on link {}", call.case.form, call.link));
         let links = self.links.iter().enumerate().filter(|(_, link)| !link.has_ended);
         let links = links.map(|(index, link)| format!("link {index}: {} calls abandoned", link.abandoned));
         let all: Vec<_> = calls.chain(links).collect();

@@ -67,7 +67,8 @@ impl Caller {
         let client = ClientConfig { services, connect: connect.clone(), ..small_client(shard) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
         client.simulate(time);
-        let context = CheckerContext { plan, journal, time, executions, who: index as u32, workload: workload.clone() };
+        let context =
+            CheckerContext { plan, journal, time, executions, participant: index as u32, workload: workload.clone() };
         let mut caller = Self {
             client,
             checker: CallChecker::new(context, connect),
@@ -114,7 +115,7 @@ impl Caller {
             Err(error) => {
                 let error = error.to_string();
                 let lacks_receives = error.contains("receives for a connection");
-                assert!(lacks_receives || group.is_none(), "{}: {error}", self.checker.journal.who());
+                assert!(lacks_receives || group.is_none(), "{}: {error}", self.checker.journal.participant());
                 self.checker.journal.count("connections refused locally", 1);
             }
         }
@@ -196,7 +197,12 @@ impl Caller {
         // Removes quoted addresses, which differ from run to run.
         let reason = reason.to_string().split('"').step_by(2).collect::<String>();
         self.checker.journal.note(format_args!("link {index} has ended: {reason}"));
-        assert_eq!(link.outstanding, 0, "{}: outstanding calls of a closed connection", self.checker.journal.who());
+        assert_eq!(
+            link.outstanding,
+            0,
+            "{}: outstanding calls of a closed connection",
+            self.checker.journal.participant()
+        );
     }
 
     /// Drops all kept replies. Returns true if engine and probe count no exposed memory.
@@ -243,26 +249,26 @@ impl Caller {
         self.checker.release(usize::MAX);
         self.checker.check_executions();
         let journal = &self.checker.journal;
-        let who = journal.who();
+        let participant = journal.participant();
         let stats = self.client.stats();
         let hostile = self.checker.links.iter().any(|link| link.hostile);
-        assert_eq!(shard_leak(&stats), None, "{who}");
+        assert_eq!(shard_leak(&stats), None, "{participant}");
         // While the client hoards all buffers, a hostile server may send more messages than there are Receives.
         if !hostile {
-            assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: messages without a Receive");
+            assert_eq!(stats.fabric.receiver_not_ready, 0, "{participant}: messages without a Receive");
         }
         let probe = self.client.shard().fabric();
-        assert_eq!(probe.windows(), 0, "{who}: bound windows");
+        assert_eq!(probe.windows(), 0, "{participant}: bound windows");
         if calm && !hostile {
-            assert_eq!(stats.peer_faults, 0, "{who}: faults of correct peers");
-            assert_eq!(stats.fabric.access_refused + stats.fabric.peer_violations, 0, "{who}");
+            assert_eq!(stats.peer_faults, 0, "{participant}: faults of correct peers");
+            assert_eq!(stats.fabric.access_refused + stats.fabric.peer_violations, 0, "{participant}");
         }
         let messages = stats.messages;
         if !hostile {
-            assert_eq!(probe.destroyed_unclosed(), 0, "{who}: destroyed connections of correct peers");
+            assert_eq!(probe.destroyed_unclosed(), 0, "{participant}: destroyed connections of correct peers");
             let unknown = messages.rejected_unknown_xid.saturating_sub(self.checker.one_way_sent);
             let rejected = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
-            assert_eq!(rejected, 0, "{who}: rejected messages of correct peers: {messages:?}");
+            assert_eq!(rejected, 0, "{participant}: rejected messages of correct peers: {messages:?}");
         }
         journal.count("late replies", messages.rejected_late);
         journal.count("pure grants", messages.grants_pure);
@@ -276,6 +282,6 @@ impl Caller {
     pub(crate) fn waits_for(&mut self) -> String {
         let receives = describe_receives(&self.client.stats());
         let windows = self.client.shard().fabric().windows();
-        format!("{}: {}, {windows} windows, {receives}", self.checker.journal.who(), self.checker.waits_for())
+        format!("{}: {}, {windows} windows, {receives}", self.checker.journal.participant(), self.checker.waits_for())
     }
 }

@@ -62,15 +62,18 @@ fn resize(client: &mut LocalClient<Device>, random: &mut Random, journal: &Journ
     let is_changing = stats.receive_size != stats.receive_size_posted;
     let result = client.change_receive_size(bytes);
     journal.note(format_args!("Receives of {bytes}: {result:?}"));
-    let who = journal.who();
+    let participant = journal.participant();
     match result {
         Ok(()) => {
-            assert!((MIN_SIZE..=max).contains(&bytes) && !is_changing, "{who}: change to {bytes} must be rejected");
+            assert!(
+                (MIN_SIZE..=max).contains(&bytes) && !is_changing,
+                "{participant}: change to {bytes} must be rejected"
+            );
             journal.count("Receive sizes increased", u64::from(bytes > stats.receive_size));
             journal.count("Receive sizes reduced", u64::from(bytes < stats.receive_size));
         }
-        Err(error) if error.is_busy() => assert!(is_changing, "{who}: busy requires an unfinished change"),
-        Err(error) => assert!(!(MIN_SIZE..=max).contains(&bytes), "{who}: {error}"),
+        Err(error) if error.is_busy() => assert!(is_changing, "{participant}: busy requires an unfinished change"),
+        Err(error) => assert!(!(MIN_SIZE..=max).contains(&bytes), "{participant}: {error}"),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, ONCE, ONE_WAY, PANICS, f
 
 /// A call and its expected reply.
 #[derive(Debug)]
-pub(crate) struct Shape {
+pub(crate) struct CallCase {
     pub(crate) form: &'static str,
     procedure: u32,
     args: Vec<u8>,
@@ -119,7 +119,7 @@ pub(crate) struct Draw<'a> {
 }
 
 /// A form: its name, its weight, and the function that draws a call.
-type Form = (&'static str, usize, fn(&mut Draw<'_>) -> Shape);
+type Form = (&'static str, usize, fn(&mut Draw<'_>) -> CallCase);
 
 pub(crate) const FORMS: &[Form] = &[
     ("null", 4, null),
@@ -140,7 +140,7 @@ pub(crate) const FORMS: &[Form] = &[
     ("panicking handler", 2, panics),
 ];
 
-impl Shape {
+impl CallCase {
     /// Draws a call of any form.
     pub(crate) fn draw(draw: &mut Draw<'_>) -> Self {
         let all: usize = FORMS.iter().map(|&(_, weight, _)| weight).sum();
@@ -232,7 +232,7 @@ impl Shape {
         }
         for (n, &(seed, len)) in self.chunks.iter().enumerate() {
             let Some(chunk) = reply.chunk(n) else { return Err(format!("chunk {n} is missing")) };
-            if chunk.len() != len || !patterned(seed, chunk) {
+            if chunk.len() != len || !has_pattern(seed, chunk) {
                 return Err(format!("chunk {n}: {} bytes, expected {len} bytes of pattern {seed}", chunk.len()));
             }
         }
@@ -242,7 +242,7 @@ impl Shape {
             return Err(format!("{} of {} Read chunks were returned", sent.len(), self.read_chunks.len()));
         }
         for (n, (buf, &(_, seed, len))) in sent.iter().zip(&self.read_chunks).enumerate() {
-            if buf.len() != len || !patterned(seed, buf) {
+            if buf.len() != len || !has_pattern(seed, buf) {
                 return Err(format!("Read chunk {n} changed"));
             }
         }
@@ -251,8 +251,8 @@ impl Shape {
 }
 
 /// A call without chunks that succeeds in both versions.
-fn without_chunks(procedure: u32, args: Vec<u8>, results: Vec<u8>) -> Shape {
-    Shape {
+fn without_chunks(procedure: u32, args: Vec<u8>, results: Vec<u8>) -> CallCase {
+    CallCase {
         form: "",
         procedure,
         args,
@@ -269,8 +269,8 @@ fn without_chunks(procedure: u32, args: Vec<u8>, results: Vec<u8>) -> Shape {
 }
 
 /// A call that fails in both versions, with an error that `is_expected_error` accepts.
-fn failing(procedure: u32, args: Vec<u8>, is_expected_error: fn(&CallError) -> bool) -> Shape {
-    Shape { succeeds: [Success::No; 2], is_expected_error, ..without_chunks(procedure, args, Vec::new()) }
+fn failing(procedure: u32, args: Vec<u8>, is_expected_error: fn(&CallError) -> bool) -> CallCase {
+    CallCase { succeeds: [Success::No; 2], is_expected_error, ..without_chunks(procedure, args, Vec::new()) }
 }
 
 /// Whether an error says that no form of the call is valid in its direction.
@@ -399,20 +399,20 @@ fn both(a: [Success; 2], b: [Success; 2]) -> [Success; 2] {
     [and(a[0], b[0]), and(a[1], b[1])]
 }
 
-fn null(_: &mut Draw<'_>) -> Shape {
+fn null(_: &mut Draw<'_>) -> CallCase {
     without_chunks(0, Vec::new(), Vec::new())
 }
 
 /// A call of [`NOTE`] with arguments of this length, or of 8 bytes if that is more.
-fn note_of(draw: &Draw<'_>, len: usize) -> Shape {
+fn note_of(draw: &Draw<'_>, len: usize) -> CallCase {
     let mut args = words(draw.name());
     args.extend(patterned_bytes(draw.name.1, len.saturating_sub(8)));
     let succeeds = draw.is_carried(args.len(), args.len(), false);
     let announced = Some(args.len());
-    Shape { counted: true, announced, succeeds, ..without_chunks(NOTE, args.clone(), args) }
+    CallCase { counted: true, announced, succeeds, ..without_chunks(NOTE, args.clone(), args) }
 }
 
-fn note(draw: &mut Draw<'_>) -> Shape {
+fn note(draw: &mut Draw<'_>) -> CallCase {
     let len = match draw.random.below(5) {
         0 => {
             pick(draw.random, &[draw.terms.inline_threshold, draw.terms.max_inline])
@@ -426,24 +426,24 @@ fn note(draw: &mut Draw<'_>) -> Shape {
     note_of(draw, len)
 }
 
-fn long_note(draw: &mut Draw<'_>) -> Shape {
+fn long_note(draw: &mut Draw<'_>) -> CallCase {
     let len = draw.length();
     note_of(draw, len)
 }
 
-fn once(draw: &mut Draw<'_>) -> Shape {
+fn once(draw: &mut Draw<'_>) -> CallCase {
     let len = draw.length();
-    Shape { procedure: ONCE, ..note_of(draw, len) }
+    CallCase { procedure: ONCE, ..note_of(draw, len) }
 }
 
-fn read_chunks(draw: &mut Draw<'_>) -> Shape {
+fn read_chunks(draw: &mut Draw<'_>) -> CallCase {
     let (seed, lens) = (draw.seed(), draw.lens());
     let read_chunks = draw.read_chunks(seed, &lens, 4);
     let succeeds = draw.is_carried(4, 16, true);
-    Shape { read_chunks, succeeds, ..without_chunks(STORE, words([seed as usize]), words(lens)) }
+    CallCase { read_chunks, succeeds, ..without_chunks(STORE, words([seed as usize]), words(lens)) }
 }
 
-fn write_chunks(draw: &mut Draw<'_>) -> Shape {
+fn write_chunks(draw: &mut Draw<'_>) -> CallCase {
     let (seed, write_lens) = (draw.seed(), draw.lens());
     // Lengths of the results. If a result exceeds its chunk, the procedure fills the chunk.
     let wanted: Vec<usize> = write_lens
@@ -459,10 +459,10 @@ fn write_chunks(draw: &mut Draw<'_>) -> Shape {
     let lens = wanted.iter().zip(&write_lens).map(|(&wanted, &capacity)| wanted.min(capacity));
     let chunks = lens.enumerate().map(|(n, len)| (seed + n as u32, len)).collect();
     let (results, succeeds) = (words(write_lens.iter().copied()), draw.is_carried(20, 16, true));
-    Shape { write_lens, chunks, succeeds, ..without_chunks(LOAD, args, results) }
+    CallCase { write_lens, chunks, succeeds, ..without_chunks(LOAD, args, results) }
 }
 
-fn both_chunks(draw: &mut Draw<'_>) -> Shape {
+fn both_chunks(draw: &mut Draw<'_>) -> CallCase {
     let (seed, lens) = (draw.seed(), draw.lens());
     let read_chunks = draw.read_chunks(seed, &lens, 4);
     // Some chunks are up to 8 bytes longer than their result.
@@ -470,7 +470,7 @@ fn both_chunks(draw: &mut Draw<'_>) -> Shape {
     let write_lens = write_lens.into_iter().map(|len| len.min(draw.plan.longest_chunk)).collect();
     let chunks = lens.iter().enumerate().map(|(n, &len)| (seed + n as u32, len)).collect();
     let succeeds = draw.is_carried(4, 0, true);
-    Shape { read_chunks, write_lens, chunks, succeeds, ..without_chunks(MIRROR, words([seed as usize]), Vec::new()) }
+    CallCase { read_chunks, write_lens, chunks, succeeds, ..without_chunks(MIRROR, words([seed as usize]), Vec::new()) }
 }
 
 /// Encodes a list of lengths for the arguments: each length + 1, then a 0 word.
@@ -478,7 +478,7 @@ fn length_list(lens: &[usize]) -> impl Iterator<Item = usize> {
     lens.iter().map(|len| len + 1).chain([0])
 }
 
-fn mix(draw: &mut Draw<'_>) -> Shape {
+fn mix(draw: &mut Draw<'_>) -> CallCase {
     let (seed, inline_len) = (draw.seed(), draw.length());
     let lens = if draw.random.once_in(3) { Vec::new() } else { draw.lens() };
     let wanted = if draw.random.once_in(3) { Vec::new() } else { draw.lens() };
@@ -498,11 +498,19 @@ fn mix(draw: &mut Draw<'_>) -> Shape {
     // The connection must also be able to carry results of the announced length.
     let succeeds = both(succeeds, draw.is_carried(args.len(), announced.unwrap_or(0), has_chunks));
     let results = patterned_bytes(seed, inline_len);
-    Shape { counted: true, read_chunks, write_lens, chunks, announced, succeeds, ..without_chunks(MIX, args, results) }
+    CallCase {
+        counted: true,
+        read_chunks,
+        write_lens,
+        chunks,
+        announced,
+        succeeds,
+        ..without_chunks(MIX, args, results)
+    }
 }
 
 /// Results that may exceed the announced length.
-fn give(draw: &mut Draw<'_>) -> Shape {
+fn give(draw: &mut Draw<'_>) -> CallCase {
     let (seed, len) = (draw.seed(), draw.length());
     let announced = (!draw.random.once_in(2)).then(|| draw.random.below(2 * len + 1));
     let announced = announced.map(|bytes| bytes.min(draw.plan.longest_message));
@@ -517,7 +525,7 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     // A Reply chunk may be longer than the announced results, and so hold slightly longer ones.
     let version_1 = if version_1 == Success::No && announced.is_some() { Success::Either } else { version_1 };
     // Executions are not counted, because a call whose reply does not fit has executed although it fails.
-    Shape {
+    CallCase {
         announced,
         succeeds: [version_1, version_2],
         is_expected_error: is_form_error,
@@ -525,12 +533,12 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     }
 }
 
-fn one_way(draw: &mut Draw<'_>) -> Shape {
+fn one_way(draw: &mut Draw<'_>) -> CallCase {
     let len = if draw.random.once_in(3) { draw.length() } else { draw.random.below(200) };
     let mut args = words(draw.name());
     args.extend(patterned_bytes(draw.name.1, len));
     let [_, version_2] = draw.fits_without_chunks(args.len(), 0);
-    Shape {
+    CallCase {
         counted: true,
         one_way: true,
         succeeds: [Success::No, version_2],
@@ -538,7 +546,7 @@ fn one_way(draw: &mut Draw<'_>) -> Shape {
     }
 }
 
-fn flat(draw: &mut Draw<'_>) -> Shape {
+fn flat(draw: &mut Draw<'_>) -> CallCase {
     let seed = draw.seed();
     let max_len = (draw.plan.longest_message / 5).min(draw.plan.longest_chunk);
     let lens: Vec<usize> = (0..1 + draw.random.below(4)).map(|_| 1 + draw.random.below(max_len)).collect();
@@ -548,7 +556,7 @@ fn flat(draw: &mut Draw<'_>) -> Shape {
     args.extend(patterned_bytes(filler(seed), filling));
     let succeeds = both(draw.is_carried(args.len(), 16, true), [Success::No, Success::Yes]);
     let results = patterned_bytes(seed, 4 * lens.len());
-    Shape {
+    CallCase {
         counted: true,
         read_chunks,
         succeeds,
@@ -557,7 +565,7 @@ fn flat(draw: &mut Draw<'_>) -> Shape {
     }
 }
 
-fn grow(draw: &mut Draw<'_>) -> Shape {
+fn grow(draw: &mut Draw<'_>) -> CallCase {
     let (seed, wanted) = (draw.seed(), draw.lens());
     // Number of chunks to shorten. For each, version 2 retransmits the call with a longer chunk, but at most twice.
     let mut short = draw.random.below(4);
@@ -581,7 +589,7 @@ fn grow(draw: &mut Draw<'_>) -> Shape {
     ];
     let succeeds = both(draw.is_carried(args.len(), 8, true), by_chunks);
     let results = patterned_bytes(seed, 8);
-    Shape {
+    CallCase {
         counted: true,
         write_lens,
         chunks,
@@ -592,13 +600,13 @@ fn grow(draw: &mut Draw<'_>) -> Shape {
 }
 
 /// Offers Write chunks to a procedure that uses none.
-fn inline_only_results(draw: &mut Draw<'_>) -> Shape {
+fn inline_only_results(draw: &mut Draw<'_>) -> CallCase {
     let (seed, len) = (draw.seed(), draw.length());
     let write_lens = draw.lens();
     let args = words(draw.name().into_iter().chain([seed as usize, len]));
     let succeeds = both(draw.is_carried(args.len(), len, true), [Success::No, Success::Yes]);
     let results = patterned_bytes(seed, len);
-    Shape {
+    CallCase {
         counted: true,
         write_lens,
         succeeds,
@@ -607,7 +615,7 @@ fn inline_only_results(draw: &mut Draw<'_>) -> Shape {
     }
 }
 
-fn refused(draw: &mut Draw<'_>) -> Shape {
+fn refused(draw: &mut Draw<'_>) -> CallCase {
     let error = |error: &CallError| {
         use Refusal::{Authentication, GarbageArguments, ProgramMismatch, RpcMismatch};
         matches!(
@@ -619,7 +627,7 @@ fn refused(draw: &mut Draw<'_>) -> Shape {
 }
 
 /// Calls a handler that panics, on a worker or on a shard.
-fn panics(_: &mut Draw<'_>) -> Shape {
+fn panics(_: &mut Draw<'_>) -> CallCase {
     let error = |error: &CallError| {
         use ErrorBody::{BadXdr, System};
         matches!(error, CallError::Refused(Refusal::SystemError) | CallError::Transport(System | BadXdr))
@@ -627,7 +635,7 @@ fn panics(_: &mut Draw<'_>) -> Shape {
     failing(PANICS, Vec::new(), error)
 }
 
-fn no_such_procedure(draw: &mut Draw<'_>) -> Shape {
+fn no_such_procedure(draw: &mut Draw<'_>) -> CallCase {
     let procedure = 500 + draw.random.below(1 << 20) as u32;
     failing(procedure, Vec::new(), |error| *error == CallError::Refused(Refusal::ProcedureUnavailable))
 }

@@ -15,7 +15,7 @@ use rpcrdma::shard::SimulatedTime;
 /// Events must not contain keys of memory windows, because such keys are random.
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
-    who: Rc<str>,
+    participant: Rc<str>,
     shared: Rc<Shared>,
 }
 
@@ -41,16 +41,16 @@ impl Journal {
             digest: Cell::new(0xcbf2_9ce4_8422_2325),
             tally: RefCell::default(),
         };
-        Self { who: "world".into(), shared: Rc::new(shared) }
+        Self { participant: "world".into(), shared: Rc::new(shared) }
     }
 
     /// Creates a handle for another participant.
-    pub(crate) fn handle_for(&self, who: &str) -> Self {
-        Self { who: who.into(), shared: Rc::clone(&self.shared) }
+    pub(crate) fn handle_for(&self, participant: &str) -> Self {
+        Self { participant: participant.into(), shared: Rc::clone(&self.shared) }
     }
 
-    pub(crate) fn who(&self) -> &str {
-        &self.who
+    pub(crate) fn participant(&self) -> &str {
+        &self.participant
     }
 
     /// Records an event.
@@ -58,11 +58,11 @@ impl Journal {
         let Shared { time, trace, events, digest, .. } = &*self.shared;
         let mut hash = Fnv(digest.get());
         // The hash accepts any text.
-        let _ = write!(hash, "{} {} {what}", time.now(), self.who);
+        let _ = write!(hash, "{} {} {what}", time.now(), self.participant);
         digest.set(hash.0);
         events.set(events.get() + 1);
         if *trace {
-            println!("{:>10} {:<8} {what}", time.now(), self.who);
+            println!("{:>10} {:<8} {what}", time.now(), self.participant);
         }
     }
 

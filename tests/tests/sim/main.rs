@@ -208,9 +208,9 @@ fn run_in_parallel(test: &str, default_count: u64, run: impl Fn(u64) -> Tally + 
 }
 
 #[test]
-fn seeds() {
+fn every_run_upholds_the_invariants() {
     let _lock = lock_process();
-    if let Some(total) = run_in_parallel("seeds", SEEDS, run) {
+    if let Some(total) = run_in_parallel("every_run_upholds_the_invariants", SEEDS, run) {
         let forms = forms::FORMS.iter().map(|&(form, ..)| form);
         let missing: Vec<_> = COVERED.iter().copied().chain(forms).filter(|event| !total.contains_key(event)).collect();
         assert!(missing.is_empty(), "no seed has these events: {missing:?}");

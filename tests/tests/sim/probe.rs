@@ -68,7 +68,7 @@ pub(crate) struct Loss {
 #[derive(Debug)]
 struct Request {
     opcode: Opcode,
-    signalled: bool,
+    signaled: bool,
     window: Option<WindowId>,
 }
 
@@ -233,26 +233,28 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
             rkey: self.inner.next_rkey(window),
             buffer: (mem.arena(), mem.base_offset()),
         });
-        (Request { opcode, signalled: posting.signalled, window }, bound, message.take())
+        (Request { opcode, signaled: posting.signaled, window }, bound, message.take())
     }
 
     /// Records a posted request, and checks its exposure or its message.
     fn record_post(&mut self, qp: QpId, (request, bound, message): (Request, Option<Bound>, Option<Vec<u8>>)) {
         let length = message.as_ref().map_or(0, Vec::len);
-        let mark = if request.signalled { " signalled" } else { "" };
+        let mark = if request.signaled { " signaled" } else { "" };
         self.journal.note(format_args!("{qp:?} > {:?}{mark} {length}", request.opcode));
         if let Some(bound) = &bound {
-            assert!(!self.exposes(bound.buffer), "{}: memory is exposed twice", self.journal.who());
+            assert!(!self.exposes(bound.buffer), "{}: memory is exposed twice", self.journal.participant());
         }
         let revision = self.revision;
         let journal = self.journal.clone();
-        let Some(record) = self.record_of(qp) else { panic!("{}: a post to an unknown queue pair", journal.who()) };
+        let Some(record) = self.record_of(qp) else {
+            panic!("{}: a post to an unknown queue pair", journal.participant())
+        };
         if record.failed {
             return;
         }
         if let (Opcode::LocalInvalidate, Some(window)) = (request.opcode, request.window) {
             let is_bound = record.bound.iter().any(|bound| bound.window == window);
-            assert!(is_bound, "{}: only a bound window may be invalidated", journal.who());
+            assert!(is_bound, "{}: only a bound window may be invalidated", journal.participant());
         }
         let checked = message.map_or(Ok(()), |message| {
             record.census.count_message(&message, revision, &journal);
@@ -260,7 +262,7 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
             record.sizes.send(&message, revision, record.flow.sent())
         });
         if let Err(violation) = checked {
-            panic!("{} {qp:?}: {violation}", journal.who());
+            panic!("{} {qp:?}: {violation}", journal.participant());
         }
         record.bound.extend(bound);
         record.posted.push_back(request);
@@ -276,8 +278,11 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
         let Some(smallest) = self.inner.smallest_receive() else { return };
         for QpRecord { qp, flow, sizes, .. } in &self.records {
             let promised = sizes.promised(flow.negotiated());
-            let who = self.journal.who();
-            assert!(promised <= smallest, "{who} {qp:?}: the peer may send {promised} bytes, a Receive has {smallest}");
+            let participant = self.journal.participant();
+            assert!(
+                promised <= smallest,
+                "{participant} {qp:?}: the peer may send {promised} bytes, a Receive has {smallest}"
+            );
         }
     }
 
@@ -285,12 +290,16 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
     fn check_promises(&mut self) {
         self.check_sizes();
         let (promised, _) = self.promises();
-        let who = self.journal.who();
+        let participant = self.journal.participant();
         for QpRecord { qp, flow, .. } in &self.records {
             let (count, max) = (flow.promised(), self.max_credits);
-            assert!(count <= max, "{who} {qp:?}: the peer may send {count} messages, at most {max} expected");
+            assert!(count <= max, "{participant} {qp:?}: the peer may send {count} messages, at most {max} expected");
         }
-        assert!(promised <= self.receives, "{who}: peers may send {promised} messages to {} Receives", self.receives);
+        assert!(
+            promised <= self.receives,
+            "{participant}: peers may send {promised} messages to {} Receives",
+            self.receives
+        );
     }
 
     /// Records a completion, and removes what it proves from the records.
@@ -314,12 +323,12 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
             record.sizes.receive(buf, revision, record.flow.received());
             record.bound.retain(|bound| Some(bound.rkey) != *invalidated);
         } else {
-            // Completions are in order, so this one also covers all earlier unsignalled requests.
+            // Completions are in order, so this one also covers all earlier unsignaled requests.
             while let Some(request) = record.posted.pop_front() {
                 if request.opcode == Opcode::LocalInvalidate {
                     record.bound.retain(|bound| Some(bound.window) != request.window);
                 }
-                if request.signalled {
+                if request.signaled {
                     assert_eq!(request.opcode, *opcode, "{qp:?} must complete requests in order");
                     break;
                 }

@@ -27,7 +27,7 @@ pub(crate) struct ServerShard {
     /// Connections, in the order of the checker's links.
     conns: Vec<ConnRef>,
     /// Whether the shard is closing, so that it accepts no more connections.
-    pub(crate) retired: bool,
+    pub(crate) is_retired: bool,
     /// Number of connections that this shard ends by closing, so that clients may lose them.
     allowed_losses: u64,
 }
@@ -57,15 +57,15 @@ impl ServerShard {
             client.shard_mut().simulate_workers(workers);
         }
         client.shard_mut().listen(listener).expect("listening");
-        let who = SERVER_NUMBERS + number;
-        let context = CheckerContext { plan, journal, time, executions, who, workload: workload.clone() };
+        let participant = SERVER_NUMBERS + number;
+        let context = CheckerContext { plan, journal, time, executions, participant, workload: workload.clone() };
         let (checker, plan) = (CallChecker::new(context, connect), Rc::clone(plan));
-        Self { client, checker, plan, group, conns: Vec::new(), retired: false, allowed_losses: 0 }
+        Self { client, checker, plan, group, conns: Vec::new(), is_retired: false, allowed_losses: 0 }
     }
 
     /// Takes a turn that also makes reverse calls.
     pub(crate) fn work(&mut self) {
-        if !self.retired {
+        if !self.is_retired {
             self.checker.work(&mut self.client);
         }
         self.turn();
@@ -136,7 +136,7 @@ impl ServerShard {
     }
 
     fn retire(&mut self) {
-        self.retired = true;
+        self.is_retired = true;
         self.checker.links.iter_mut().for_each(|link| link.closing = true);
         self.allowed_losses += self.client.stats().connections;
     }
@@ -167,25 +167,25 @@ impl ServerShard {
     pub(crate) fn check_leaks(&mut self, calm: bool, hostile: bool) {
         self.checker.release(usize::MAX);
         let journal = self.checker.journal.clone();
-        let who = journal.who();
-        assert_eq!(self.checker.outstanding(), 0, "{who}: {}", self.checker.waits_for());
+        let participant = journal.participant();
+        assert_eq!(self.checker.outstanding(), 0, "{participant}: {}", self.checker.waits_for());
         let stats = self.client.stats();
-        assert_eq!(shard_leak(&stats), None, "{who}");
-        assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: messages without a Receive");
+        assert_eq!(shard_leak(&stats), None, "{participant}");
+        assert_eq!(stats.fabric.receiver_not_ready, 0, "{participant}: messages without a Receive");
         let probe = self.client.shard().fabric();
-        assert_eq!(probe.windows(), 0, "{who}: bound windows");
+        assert_eq!(probe.windows(), 0, "{participant}: bound windows");
         if calm && !hostile {
-            assert_eq!(stats.peer_faults, 0, "{who}: faults of correct peers");
-            assert_eq!(stats.fabric.access_refused + stats.fabric.peer_violations, 0, "{who}");
+            assert_eq!(stats.peer_faults, 0, "{participant}: faults of correct peers");
+            assert_eq!(stats.fabric.access_refused + stats.fabric.peer_violations, 0, "{participant}");
         }
         let messages = stats.messages;
         if !hostile {
-            if !self.retired {
-                assert_eq!(probe.destroyed_unclosed(), 0, "{who}: destroyed connections of correct peers");
+            if !self.is_retired {
+                assert_eq!(probe.destroyed_unclosed(), 0, "{participant}: destroyed connections of correct peers");
             }
             let unknown = messages.rejected_unknown_xid.saturating_sub(self.checker.one_way_sent);
             let rejected = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
-            assert_eq!(rejected, 0, "{who}: rejected messages of correct peers: {messages:?}");
+            assert_eq!(rejected, 0, "{participant}: rejected messages of correct peers: {messages:?}");
         }
         journal.count("messages rejected", messages.rejected());
         journal.count("server pools empty", stats.pool_empty);
@@ -201,7 +201,7 @@ impl ServerShard {
     /// Describes what the server is waiting for.
     pub(crate) fn waits_for(&mut self) -> String {
         let stats = self.client.stats();
-        format!("{}: {}, {}", self.checker.journal.who(), self.checker.waits_for(), describe_receives(&stats))
+        format!("{}: {}, {}", self.checker.journal.participant(), self.checker.waits_for(), describe_receives(&stats))
     }
 
     /// Drops all kept replies. Returns true if no memory is exposed to clients.
@@ -212,7 +212,7 @@ impl ServerShard {
 
     /// Calls every client once, as many at a time as memory allows. Returns true once it has called all.
     pub(crate) fn ping(&mut self) -> bool {
-        let makes_calls = !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None;
+        let makes_calls = !self.is_retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None;
         !makes_calls || self.checker.ping(&mut self.client)
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, put_pattern, services_with};
+use rpcrdma_tests::{PROGRAM, VERSION, has_pattern, is_filled_with, pattern, put_pattern, services_with};
 
 use crate::deferred_calls::DeferredCalls;
 use crate::plan::Plan;
@@ -90,7 +90,7 @@ pub(crate) fn services(plan: &Plan, executions: &Executions, deferred: &Deferred
         Procedure::new(move |call| {
             if let Ok(mut words) = Words::of(call)
                 && let Ok(name) = words.name()
-                && patterned(name.1, words.rest())
+                && has_pattern(name.1, words.rest())
             {
                 one_way_executions.add(name);
             }
@@ -175,7 +175,7 @@ fn write_results(call: &mut ServerCall, seed: u32, len: usize) -> Result<(), Ref
 fn note(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let name = words.name()?;
-    require(patterned(name.1, words.rest()))?;
+    require(has_pattern(name.1, words.rest()))?;
     let args = call.args().to_vec();
     call.reply_mut(args.len())?.copy_from_slice(&args);
     Ok(name)
@@ -185,9 +185,9 @@ fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed, inline_len) = (words.name()?, words.next()?, words.next()? as usize);
     let wanted = words.lengths()?;
-    require(patterned(filler(seed), words.rest()))?;
+    require(has_pattern(filler(seed), words.rest()))?;
     for n in 0..call.read_chunks() {
-        require(patterned(seed + n as u32, call.read_chunk(n).ok_or(Refusal::SystemError)?))?;
+        require(has_pattern(seed + n as u32, call.read_chunk(n).ok_or(Refusal::SystemError)?))?;
     }
     for (n, &len) in wanted.iter().enumerate() {
         let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
@@ -207,10 +207,10 @@ fn flat(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut rest = words.rest();
     for (n, &len) in items.iter().enumerate() {
         let (item, more) = rest.split_at_checked(len.next_multiple_of(4)).ok_or(Refusal::GarbageArguments)?;
-        require(patterned(seed + n as u32, &item[..len]) && filled(0, &item[len..]))?;
+        require(has_pattern(seed + n as u32, &item[..len]) && is_filled_with(0, &item[len..]))?;
         rest = more;
     }
-    require(patterned(filler(seed), rest))?;
+    require(has_pattern(filler(seed), rest))?;
     write_results(call, seed, 4 * items.len())?;
     Ok(name)
 }
@@ -219,7 +219,7 @@ fn grow(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed) = (words.name()?, words.next()?);
     let wanted = words.lengths()?;
-    require(patterned(filler(seed), words.rest()))?;
+    require(has_pattern(filler(seed), words.rest()))?;
     for (n, &len) in wanted.iter().enumerate() {
         let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
         if room < len {

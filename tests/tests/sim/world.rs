@@ -189,31 +189,33 @@ impl World {
         let all = first_deferred + self.deferred.len();
         self.stalled.resize(all, 0);
         if working && self.plan.stall != 0 && self.random.once_in(self.plan.stall) {
-            let who = self.random.below(all);
-            self.stalled[who] = self.random.below(MAX_STALL);
+            let participant = self.random.below(all);
+            self.stalled[participant] = self.random.below(MAX_STALL);
         }
         let first = self.random.below(all);
         for step in 0..all {
-            let who = (first + step) % all;
-            if self.stalled[who] > 0 && working {
-                self.stalled[who] -= 1;
+            let participant = (first + step) % all;
+            if self.stalled[participant] > 0 && working {
+                self.stalled[participant] -= 1;
                 continue;
             }
             if self.random.below(100) < self.plan.idle {
                 continue;
             }
-            if who < servers {
-                let server = &mut self.servers[who];
+            if participant < servers {
+                let server = &mut self.servers[participant];
                 if working { server.work() } else { server.turn_without_calls() }
-            } else if who < servers + callers {
-                let caller = &mut self.callers[who - servers];
+            } else if participant < servers + callers {
+                let caller = &mut self.callers[participant - servers];
                 if working { caller.work() } else { caller.turn() }
-            } else if who < servers + callers + hostile {
-                self.hostile_clients[who - servers - callers].turn();
-            } else if let Some(&(group, worker)) = who.checked_sub(first_worker).and_then(|at| workers.get(at)) {
+            } else if participant < servers + callers + hostile {
+                self.hostile_clients[participant - servers - callers].turn();
+            } else if let Some(&(group, worker)) = participant.checked_sub(first_worker).and_then(|at| workers.get(at))
+            {
                 let worked = self.workers[group].turn(worker);
                 self.journal.count("calls on workers", u64::from(worked));
-            } else if let Some(deferred) = who.checked_sub(first_deferred).and_then(|at| self.deferred.get(at)) {
+            } else if let Some(deferred) = participant.checked_sub(first_deferred).and_then(|at| self.deferred.get(at))
+            {
                 if let Some(disconnected) = deferred.answer(&mut self.random) {
                     self.journal.count("deferred calls answered", 1);
                     self.journal.count("deferred calls answered after their connection closed", disconnected);
@@ -229,7 +231,7 @@ impl World {
     fn close_retired_servers(&mut self) {
         let mut index = 0;
         while index < self.servers.len() {
-            if self.servers[index].retired && self.servers[index].is_closed() && self.random.once_in(30) {
+            if self.servers[index].is_retired && self.servers[index].is_closed() && self.random.once_in(30) {
                 let server = self.servers.swap_remove(index);
                 self.close_server(server);
             } else {
@@ -295,7 +297,7 @@ impl World {
         }
         let at = self.random.below(self.servers.len());
         let server = &mut self.servers[at];
-        if server.retired {
+        if server.is_retired {
             return;
         }
         let group = server.group;
@@ -347,7 +349,7 @@ impl World {
                 self.drained.fill(true);
                 // No server will ever accept the connections that wait at the listeners.
                 self.listeners.clear();
-                for server in self.servers.iter_mut().filter(|server| !server.retired) {
+                for server in self.servers.iter_mut().filter(|server| !server.is_retired) {
                     if self.plan.shutdown == ShutdownMode::Drain { server.drain() } else { server.abort() }
                 }
             }

@@ -1,6 +1,6 @@
 # rpcperf beside perftest on one device: both work and print figures. Also counts the engine's savings. With 32
 # outstanding calls a doorbell covers 4 work requests or more, on average of both sides. On each side at most one work
-# request in 8 is signalled. Bulk data arrives unchanged.
+# request in 8 is signaled. Bulk data arrives unchanged.
 # pair
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
@@ -12,9 +12,9 @@ check_savings() {
     sed -n '/a call of/p' /run/rate
     awk '/a call of/ { sides++; for (i = 2; i <= NF; i++) {
                 if ($i == "per") doorbell = $(i - 1)
-                if ($i == "signalled;") signalled = $(i - 1) }
+                if ($i == "signaled;") signaled = $(i - 1) }
             doorbells += 1 / doorbell
-            if (signalled < 8) bad = 1 }
+            if (signaled < 8) bad = 1 }
         END { exit !(sides == 2 && sides / doorbells >= 4 && !bad) }' /run/rate
 }
 attempts=0

@@ -255,7 +255,7 @@ fn prepare_write(target: &mut Target<'_>, Block { offset, len, .. }: Block, data
 
 /// Checks the reply to a WRITE, and returns the buffer.
 fn finish_write(block: Block, reply: Reply) -> anyhow::Result<Buf> {
-    let response = Response::<Write>::of(reply);
+    let response = Response::<Write>::from_reply(reply);
     let Written { count, stable: _ } = response.results()?.into_result()?;
     ensure!(count as usize == block.len, "WRITE of {} bytes wrote {count}", block.len);
     response.into_reply().take_sent().next().context("the reply to WRITE lacks the buffer")
@@ -269,7 +269,7 @@ fn prepare_read(target: &mut Target<'_>, Block { offset, len, .. }: Block, room:
 
 /// Checks the reply to a READ, and returns the data.
 fn finish_read(block: Block, reply: Reply) -> anyhow::Result<Buf> {
-    let response = Response::<Read>::of(reply);
+    let response = Response::<Read>::from_reply(reply);
     let ReadData { data, eof: _ } = response.results()?.into_result()?;
     ensure!(data.len() == block.len, "READ of {} bytes returned {}", block.len, data.len());
     response.into_reply().take_chunks().next().context("the reply to READ lacks the chunk")

@@ -27,8 +27,8 @@ struct Mount {
 impl Groups {
     /// Returns the groups of a controller, or `None` if it is not mounted. Version 1 is used if both are mounted.
     pub(crate) fn read(tree: &Tree, controller: &str) -> Option<Self> {
-        let mounts = tree.text("/proc/self/mountinfo").ok()?;
-        let groups = tree.text("/proc/self/cgroup").ok()?;
+        let mounts = tree.read_text("/proc/self/mountinfo").ok()?;
+        let groups = tree.read_text("/proc/self/cgroup").ok()?;
         let path = |wanted: &dyn Fn(&str) -> bool| {
             groups.lines().find_map(|line| {
                 let mut parts = line.splitn(3, ':').skip(1);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::check::{Finding, Status};
 use crate::checks;
 use crate::cores::CoreList;
-use crate::devices::{Device, Kind, Rdma, is_any};
+use crate::devices::{Device, Kind, RdmaDevice, is_any};
 use crate::process::Process;
 use crate::route;
 use crate::topology::Topology;
@@ -24,7 +24,7 @@ pub enum Fabric {
 
 impl Fabric {
     /// Returns the fabric with this address scheme.
-    pub fn of_scheme(scheme: &str) -> Option<Self> {
+    pub fn from_scheme(scheme: &str) -> Option<Self> {
         match scheme {
             "soft" => Some(Self::Soft),
             "iwarp" => Some(Self::Iwarp),
@@ -54,13 +54,13 @@ pub struct CheckContext {
     server: PlannedServer,
     process: Process,
     topology: Topology,
-    rdma: Vec<Rdma>,
+    rdma: Vec<RdmaDevice>,
 }
 
 impl CheckContext {
     /// Reads the data that most checks need.
     pub fn new(tree: Tree, server: PlannedServer) -> Self {
-        let (process, topology, rdma) = (Process::read(&tree), Topology::read(&tree), Rdma::read_all(&tree));
+        let (process, topology, rdma) = (Process::read(&tree), Topology::read(&tree), RdmaDevice::read_all(&tree));
         Self { tree, server, process, topology, rdma }
     }
 
@@ -113,22 +113,22 @@ impl CheckContext {
     }
 
     /// All RDMA devices.
-    pub(crate) fn rdma(&self) -> &[Rdma] {
+    pub(crate) fn rdma(&self) -> &[RdmaDevice] {
         &self.rdma
     }
 
     /// The RDMA devices of the address: the one that it names, those that have it, or those on the route to it. All
     /// devices if the address has no host.
-    pub(crate) fn devices(&self) -> Vec<&Rdma> {
+    pub(crate) fn devices(&self) -> Vec<&RdmaDevice> {
         if let Some(name) = &self.server.device {
             return self.rdma.iter().filter(|device| device.name == *name).collect();
         }
         let Some(ip) = self.server.ip.filter(|ip| !is_any(*ip)) else { return self.rdma.iter().collect() };
-        let with_address: Vec<&Rdma> = self.rdma.iter().filter(|device| device.has_address(ip)).collect();
+        let with_address: Vec<&RdmaDevice> = self.rdma.iter().filter(|device| device.has_address(ip)).collect();
         if !with_address.is_empty() {
             return with_address;
         }
-        let is_on_route = |device: &&Rdma| {
+        let is_on_route = |device: &&RdmaDevice| {
             self.interface().is_some_and(|interface| device.interfaces(&self.tree).contains(&interface))
         };
         self.rdma.iter().filter(is_on_route).collect()

@@ -55,13 +55,13 @@ impl Port {
 
     /// Whether the link layer is Ethernet rather than InfiniBand.
     pub(crate) fn is_ethernet(&self, tree: &Tree) -> bool {
-        tree.line(&format!("{}/link_layer", self.path)).is_ok_and(|layer| layer == "Ethernet")
+        tree.read_line(&format!("{}/link_layer", self.path)).is_ok_and(|layer| layer == "Ethernet")
     }
 }
 
 /// An RDMA device, as described by its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Rdma {
+pub(crate) struct RdmaDevice {
     pub(crate) name: String,
     /// `/sys/class/infiniband/NAME`.
     pub(crate) path: String,
@@ -71,10 +71,10 @@ pub(crate) struct Rdma {
     pub(crate) ports: Vec<Port>,
 }
 
-impl Rdma {
+impl RdmaDevice {
     /// Reads all RDMA devices of the machine.
     pub(crate) fn read_all(tree: &Tree) -> Vec<Self> {
-        let names = tree.names(RDMA).unwrap_or_default();
+        let names = tree.read_names(RDMA).unwrap_or_default();
         names.into_iter().map(|name| Self::read(tree, name)).collect()
     }
 
@@ -84,8 +84,8 @@ impl Rdma {
             let path = format!("{path}/ports/{number}");
             Port { gids: gids(tree, &path), name: format!("{name}/{number}"), path }
         };
-        let ports = tree.numbered(&format!("{path}/ports"), "").unwrap_or_default().into_iter().map(port).collect();
-        let is_iwarp = tree.line(&node_type(&path)).is_ok_and(|kind| kind.ends_with("RNIC"));
+        let ports = tree.read_numbers(&format!("{path}/ports"), "").unwrap_or_default().into_iter().map(port).collect();
+        let is_iwarp = tree.read_line(&node_type(&path)).is_ok_and(|kind| kind.ends_with("RNIC"));
         Self { node: node(tree, &path), is_iwarp, ports, path, name }
     }
 
@@ -102,7 +102,7 @@ impl Rdma {
     /// Its network interfaces.
     pub(crate) fn interfaces(&self, tree: &Tree) -> Vec<String> {
         let mut all: Vec<String> = self.ports.iter().flat_map(Port::interfaces).collect();
-        all.extend(tree.names(&format!("{}/device/net", self.path)).unwrap_or_default());
+        all.extend(tree.read_names(&format!("{}/device/net", self.path)).unwrap_or_default());
         all.sort();
         all.dedup();
         all
@@ -116,17 +116,17 @@ fn node_type(device: &str) -> String {
 /// Reads the GID table entries in use.
 fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
     let gid = |index| {
-        let text = tree.line(&format!("{port}/gids/{index}")).ok()?;
+        let text = tree.read_line(&format!("{port}/gids/{index}")).ok()?;
         let address = text.parse().ok().filter(|address: &Ipv6Addr| !address.is_unspecified())?;
-        let attribute = |name| tree.line(&format!("{port}/gid_attrs/{name}/{index}")).ok();
+        let attribute = |name| tree.read_line(&format!("{port}/gid_attrs/{name}/{index}")).ok();
         Some(Gid { index, address, kind: attribute("types"), interface: attribute("ndevs") })
     };
-    tree.numbered(&format!("{port}/gids"), "").unwrap_or_default().into_iter().filter_map(gid).collect()
+    tree.read_numbers(&format!("{port}/gids"), "").unwrap_or_default().into_iter().filter_map(gid).collect()
 }
 
 /// The NUMA node of a device; `None` for -1 or a missing file.
 fn node(tree: &Tree, path: &str) -> Option<usize> {
-    let node: i64 = tree.number(&format!("{path}/device/numa_node")).ok()?;
+    let node: i64 = tree.read_number(&format!("{path}/device/numa_node")).ok()?;
     usize::try_from(node).ok()
 }
 
@@ -161,8 +161,8 @@ pub struct Device {
 
 /// All RDMA devices, network cards and NVMe controllers. Omits interfaces without a device, such as bridges.
 pub fn devices(tree: &Tree) -> Vec<Device> {
-    let bus = |path: &str| tree.link(&format!("{path}/device"));
-    let rdma = Rdma::read_all(tree).into_iter().map(|device| {
+    let bus = |path: &str| tree.read_link(&format!("{path}/device"));
+    let rdma = RdmaDevice::read_all(tree).into_iter().map(|device| {
         let gids = device.ports.iter().flat_map(|port| &port.gids).filter(|gid| !gid.is_link_local());
         let mut addresses: Vec<IpAddr> = gids.map(Gid::ip).collect();
         addresses.sort();
@@ -171,7 +171,7 @@ pub fn devices(tree: &Tree) -> Vec<Device> {
         Device { kind: Kind::Rdma, node: device.node, bus: bus(&device.path), name: device.name, interfaces, addresses }
     });
     let others = [(Kind::Net, NET), (Kind::Nvme, "/sys/class/nvme")].into_iter().flat_map(|(kind, folder)| {
-        let names = tree.names(folder).unwrap_or_default();
+        let names = tree.read_names(folder).unwrap_or_default();
         names.into_iter().filter_map(move |name| {
             let path = format!("{folder}/{name}");
             tree.exists(&format!("{path}/device")).then(|| Device {

@@ -192,7 +192,7 @@ impl Plan {
     fn explain(&self, topology: &Topology, device: Option<&Device>, near: Option<usize>) -> Vec<String> {
         let mut why = Vec::new();
         let shards = CoreList::from_iter(self.shards.iter().copied());
-        let all = shards.with(&self.workers.iter().copied().collect());
+        let all = shards.union(&self.workers.iter().copied().collect());
         if topology.nodes.is_empty() {
             why.push("the kernel reports no NUMA nodes, so all cores are equivalent".to_owned());
         } else if let Some(near) = near {
@@ -229,14 +229,14 @@ impl Plan {
             .filter_map(|id| topology.core(id))
             .flat_map(|core| core.siblings.iter().collect::<Vec<_>>())
             .collect();
-        let (idle, shared) = (siblings.without(&all), siblings.without(&shards).common(&all));
+        let (idle, shared) = (siblings.difference(&all), siblings.difference(&shards).intersection(&all));
         if !idle.is_empty() {
             why.push(format!("sibling threads of the shards' cores, to be left idle: {idle}"));
         }
         if !shared.is_empty() {
             why.push(format!("no physical core is left: the workers on {shared} share one with a shard"));
         }
-        why.push(match (all.contains(0), topology.online().without(&all).is_empty()) {
+        why.push(match (all.contains(0), topology.online().difference(&all).is_empty()) {
             (false, _) => "core 0 is left to the kernel, which runs most of its own work there".to_owned(),
             (true, true) => {
                 "core 0 is used, and no core is left for the rest of the system: one core fewer is faster".to_owned()
@@ -249,7 +249,7 @@ impl Plan {
         if !topology.offline.is_empty() {
             why.push(format!("offline: {}", topology.offline));
         }
-        let denied = topology.online().without(&topology.allowed());
+        let denied = topology.online().difference(&topology.allowed());
         if !denied.is_empty() {
             why.push(format!("excluded by this process's affinity or cpuset: {denied}"));
         }

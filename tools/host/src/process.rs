@@ -26,7 +26,7 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn read(tree: &Tree) -> Self {
-        Self { status: tree.text(STATUS).unwrap_or_default() }
+        Self { status: tree.read_text(STATUS).unwrap_or_default() }
     }
 
     fn field(&self, name: &str) -> Result<&str, ReadError> {
@@ -56,7 +56,7 @@ impl Process {
 
     /// Whether the process may lock and pin memory without a limit. Devices ignore the capability in a user namespace.
     pub(crate) fn can_pin_all(&self, tree: &Tree) -> bool {
-        let is_in_initial_namespace = match if_exists(tree.text("/proc/self/uid_map")) {
+        let is_in_initial_namespace = match if_exists(tree.read_text("/proc/self/uid_map")) {
             // The kernel has no user namespaces.
             Ok(None) => true,
             Ok(Some(map)) => map.split_whitespace().eq(["0", "0", "4294967295"]),
@@ -80,7 +80,7 @@ impl Process {
 
     /// Reads a limit from `/proc/self/limits`.
     pub(crate) fn limit(tree: &Tree, name: &str) -> Result<Limit, ReadError> {
-        let text = tree.text(LIMITS)?;
+        let text = tree.read_text(LIMITS)?;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
         let mut words = line.unwrap_or_default().split_whitespace().map(|word| match word {
             "unlimited" => Some(u64::MAX),

@@ -12,9 +12,9 @@ const REJECT: u32 = 0x200;
 pub(crate) fn interface(tree: &Tree, to: IpAddr) -> Option<String> {
     match to {
         _ if to.is_loopback() => Some("lo".to_owned()),
-        IpAddr::V4(to) => v4_route_interface(&tree.text("/proc/net/route").ok()?, to),
-        IpAddr::V6(to) => v6_local_interface(&tree.text("/proc/net/if_inet6").unwrap_or_default(), to)
-            .or_else(|| v6_route_interface(&tree.text("/proc/net/ipv6_route").ok()?, to)),
+        IpAddr::V4(to) => v4_route_interface(&tree.read_text("/proc/net/route").ok()?, to),
+        IpAddr::V6(to) => v6_local_interface(&tree.read_text("/proc/net/if_inet6").unwrap_or_default(), to)
+            .or_else(|| v6_route_interface(&tree.read_text("/proc/net/ipv6_route").ok()?, to)),
     }
 }
 

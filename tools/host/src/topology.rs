@@ -72,7 +72,7 @@ pub struct Topology {
 
 /// Reads a list of cores from a file. The kernel has several notations for an empty list.
 pub(crate) fn list(tree: &Tree, path: &str) -> Result<CoreList, ReadError> {
-    match tree.line(path)?.as_str() {
+    match tree.read_line(path)?.as_str() {
         "(null)" => Ok(CoreList::default()),
         line => line.parse().map_err(|reason: String| ReadError::new(path, reason)),
     }
@@ -103,13 +103,14 @@ pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, ReadError> {
     let groups = Groups::read(tree, "cpuset").filter(|groups| groups.version == Version::V2);
     let mut by_partition = CoreList::default();
     for directory in groups.iter().flat_map(|groups| &groups.directories) {
-        if tree.line(&format!("{directory}/cpuset.cpus.partition")).is_ok_and(|kind| kind == "isolated") {
+        if tree.read_line(&format!("{directory}/cpuset.cpus.partition")).is_ok_and(|kind| kind == "isolated") {
             by_partition =
-                by_partition.with(&list(tree, &format!("{directory}/cpuset.cpus.effective")).unwrap_or_default());
+                by_partition.union(&list(tree, &format!("{directory}/cpuset.cpus.effective")).unwrap_or_default());
         }
-        by_partition = by_partition.with(&list(tree, &format!("{directory}/cpuset.cpus.isolated")).unwrap_or_default());
+        by_partition =
+            by_partition.union(&list(tree, &format!("{directory}/cpuset.cpus.isolated")).unwrap_or_default());
     }
-    if by_partition.is_empty() { by_boot } else { Ok(by_boot.unwrap_or_default().with(&by_partition)) }
+    if by_partition.is_empty() { by_boot } else { Ok(by_boot.unwrap_or_default().union(&by_partition)) }
 }
 
 impl Topology {
@@ -117,21 +118,21 @@ impl Topology {
     pub fn read(tree: &Tree) -> Self {
         let online = online(tree);
         let allowed = Process::read(tree).allowed().unwrap_or_else(|_| online.clone());
-        let allowed = cpuset(tree).map_or(allowed.clone(), |cpuset| cpuset.common(&allowed));
+        let allowed = cpuset(tree).map_or(allowed.clone(), |cpuset| cpuset.intersection(&allowed));
         let isolated = isolated(tree).unwrap_or_default();
         let nodes = nodes(tree, &online);
         let core = |id| Core {
             id,
             node: nodes.iter().find(|node| node.cores.contains(id)).map(|node| node.id),
-            package: tree.number(&format!("{CPU}/cpu{id}/topology/physical_package_id")).ok(),
-            siblings: siblings(tree, id).common(&online),
+            package: tree.read_number(&format!("{CPU}/cpu{id}/topology/physical_package_id")).ok(),
+            siblings: siblings(tree, id).intersection(&online),
             caches: caches(tree, id),
             isolated: isolated.contains(id),
             allowed: allowed.contains(id),
         };
         let cores = online.iter().map(core).collect();
         let present = list(tree, &format!("{CPU}/present")).unwrap_or_default();
-        Self { cores, offline: present.without(&online), nodes }
+        Self { cores, offline: present.difference(&online), nodes }
     }
 
     /// The online cores.
@@ -159,9 +160,10 @@ impl Topology {
 }
 
 fn online(tree: &Tree) -> CoreList {
-    let listed = list(tree, &format!("{CPU}/online")).or_else(|_| Ok(tree.numbered(CPU, "cpu")?.into_iter().collect()));
+    let listed =
+        list(tree, &format!("{CPU}/online")).or_else(|_| Ok(tree.read_numbers(CPU, "cpu")?.into_iter().collect()));
     let cpuinfo = |_: ReadError| {
-        let text = tree.text("/proc/cpuinfo").unwrap_or_default();
+        let text = tree.read_text("/proc/cpuinfo").unwrap_or_default();
         text.lines().filter_map(|line| field(line, "processor")?.parse().ok()).collect()
     };
     listed.unwrap_or_else(cpuinfo)
@@ -169,20 +171,20 @@ fn online(tree: &Tree) -> CoreList {
 
 fn siblings(tree: &Tree, id: usize) -> CoreList {
     let itself = CoreList::from_iter([id]);
-    list(tree, &format!("{CPU}/cpu{id}/topology/thread_siblings_list")).unwrap_or_default().with(&itself)
+    list(tree, &format!("{CPU}/cpu{id}/topology/thread_siblings_list")).unwrap_or_default().union(&itself)
 }
 
 fn nodes(tree: &Tree, online: &CoreList) -> Vec<Node> {
     let node = |id| Node {
         id,
-        cores: list(tree, &format!("{NODE}/node{id}/cpulist")).unwrap_or_default().common(online),
-        memory_kib: tree.text(&format!("{NODE}/node{id}/meminfo")).ok().and_then(|text| parse_memory_total(&text)),
+        cores: list(tree, &format!("{NODE}/node{id}/cpulist")).unwrap_or_default().intersection(online),
+        memory_kib: tree.read_text(&format!("{NODE}/node{id}/meminfo")).ok().and_then(|text| parse_memory_total(&text)),
         distances: tree
-            .line(&format!("{NODE}/node{id}/distance"))
+            .read_line(&format!("{NODE}/node{id}/distance"))
             .map(|line| line.split_whitespace().filter_map(|distance| distance.parse().ok()).collect())
             .unwrap_or_default(),
     };
-    tree.numbered(NODE, "node").unwrap_or_default().into_iter().map(node).collect()
+    tree.read_numbers(NODE, "node").unwrap_or_default().into_iter().map(node).collect()
 }
 
 /// Returns the number of a line such as `Node 0 MemTotal:  98765 kB`.
@@ -196,11 +198,11 @@ fn caches(tree: &Tree, id: usize) -> Vec<Cache> {
     let cache = |index| {
         let file = |name| format!("{folder}/index{index}/{name}");
         Some(Cache {
-            level: tree.number(&file("level")).ok()?,
-            kind: tree.line(&file("type")).ok()?,
-            size: tree.line(&file("size")).ok()?,
+            level: tree.read_number(&file("level")).ok()?,
+            kind: tree.read_line(&file("type")).ok()?,
+            size: tree.read_line(&file("size")).ok()?,
             shared: list(tree, &file("shared_cpu_list")).ok()?,
         })
     };
-    tree.numbered(&folder, "index").unwrap_or_default().into_iter().filter_map(cache).collect()
+    tree.read_numbers(&folder, "index").unwrap_or_default().into_iter().filter_map(cache).collect()
 }

@@ -81,7 +81,7 @@ impl Tree {
     }
 
     /// Reads a file.
-    pub(crate) fn text(&self, path: &str) -> Result<String, ReadError> {
+    pub(crate) fn read_text(&self, path: &str) -> Result<String, ReadError> {
         let mut bytes = Vec::new();
         let read = File::open(self.at(path)).and_then(|file| file.take(MAX_LEN).read_to_end(&mut bytes));
         read.map_err(|error| ReadError::from_io(path, &error))?;
@@ -89,18 +89,18 @@ impl Tree {
     }
 
     /// Reads a file with one line.
-    pub(crate) fn line(&self, path: &str) -> Result<String, ReadError> {
-        Ok(self.text(path)?.trim().to_owned())
+    pub(crate) fn read_line(&self, path: &str) -> Result<String, ReadError> {
+        Ok(self.read_text(path)?.trim().to_owned())
     }
 
     /// Reads a file with one number.
-    pub(crate) fn number<T: std::str::FromStr>(&self, path: &str) -> Result<T, ReadError> {
-        let line = self.line(path)?;
+    pub(crate) fn read_number<T: std::str::FromStr>(&self, path: &str) -> Result<T, ReadError> {
+        let line = self.read_line(path)?;
         line.parse().map_err(|_| ReadError::new(path, format!("expected a number, found {line:?}")))
     }
 
     /// Lists the names in a directory, ordered by the numbers at their ends.
-    pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, ReadError> {
+    pub(crate) fn read_names(&self, path: &str) -> Result<Vec<String>, ReadError> {
         let entries = fs::read_dir(self.at(path)).map_err(|error| ReadError::from_io(path, &error))?;
         // An unreadable entry may just have disappeared, so it is skipped.
         let mut names: Vec<_> =
@@ -113,8 +113,8 @@ impl Tree {
     }
 
     /// Lists the numbers N of the entries `prefixN` of a directory, in order.
-    pub(crate) fn numbered(&self, path: &str, prefix: &str) -> Result<Vec<usize>, ReadError> {
-        let names = self.names(path)?;
+    pub(crate) fn read_numbers(&self, path: &str, prefix: &str) -> Result<Vec<usize>, ReadError> {
+        let names = self.read_names(path)?;
         Ok(names.iter().filter_map(|name| name.strip_prefix(prefix)?.parse().ok()).collect())
     }
 
@@ -134,7 +134,7 @@ impl Tree {
     }
 
     /// Returns the last component of a symbolic link's target.
-    pub(crate) fn link(&self, path: &str) -> Option<String> {
+    pub(crate) fn read_link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }

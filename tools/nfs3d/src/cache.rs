@@ -65,7 +65,7 @@ impl NodeCache {
     }
 
     /// Adds a node. Returns it, or the earlier one of the same inode.
-    pub(crate) fn enter(&self, node: Node) -> Arc<Node> {
+    pub(crate) fn insert(&self, node: Node) -> Arc<Node> {
         if let Some(known) = self.get(node.ino())
             && known.handle() == node.handle()
         {
@@ -140,7 +140,7 @@ mod tests {
         const LIMIT: usize = 10;
         let cache = NodeCache::new(9 * LIMIT);
         for ino in 0..200 {
-            cache.enter(node(ino));
+            cache.insert(node(ino));
             assert_eq!(cache.get(ino).map(|node| node.ino()), Some(ino));
             // The client uses every file that it knows.
             (0..ino).for_each(|ino| drop(cache.get(ino)));
@@ -153,10 +153,10 @@ mod tests {
     fn kept_nodes_stay_until_an_unused_rotation_whatever_others_open() {
         let cache = NodeCache::new(9 * 16);
         let host = |last| Some(IpAddr::from([192, 0, 2, last]));
-        cache.keep(&cache.enter(node(1)), host(1));
+        cache.keep(&cache.insert(node(1)), host(1));
         for ino in 100..200 {
             // The cache keeps only the share of the other host.
-            cache.keep(&cache.enter(node(ino)), host(2));
+            cache.keep(&cache.insert(node(ino)), host(2));
         }
         assert_eq!(lock(&cache.generations).kept.len(), 1 + 2);
         cache.rotate();

@@ -65,12 +65,12 @@ impl Call<'_> {
     }
 
     /// Opens a new file with `O_PATH`, sets its remaining attributes, and makes it stable. Removes it if that fails.
-    pub(crate) fn finish(&self, dir: &Node, name: &[u8], remaining: &NewAttributes) -> Outcome<Arc<Node>> {
-        self.finish_open(dir, name, remaining, None)
+    pub(crate) fn complete_creation(&self, dir: &Node, name: &[u8], remaining: &NewAttributes) -> Outcome<Arc<Node>> {
+        self.complete_creation_with(dir, name, remaining, None)
     }
 
-    /// Does what [`finish`](Self::finish) does. `creator` is the descriptor that created a regular file.
-    fn finish_open(
+    /// Completes a creation with the descriptor that created a regular file, if there is one.
+    fn complete_creation_with(
         &self,
         dir: &Node,
         name: &[u8],
@@ -117,7 +117,7 @@ impl Call<'_> {
             let new = NewAttributes::new(new)?;
             match self.make_file(dir, name, new.initial_mode()) {
                 // The creation has set the mode.
-                Ok(file) => self.finish_open(dir, name, &NewAttributes { mode: None, ..new }, Some(file)),
+                Ok(file) => self.complete_creation_with(dir, name, &NewAttributes { mode: None, ..new }, Some(file)),
                 Err(Errno::EXIST) if !must_be_new => self.reuse_existing(dir, name, new.size),
                 Err(error) => Err(error.into()),
             }
@@ -150,7 +150,7 @@ impl Call<'_> {
         match self.make_file(dir, name, Mode::empty()) {
             Ok(file) => {
                 let new = NewAttributes { times: Some(times), ..NewAttributes::default() };
-                self.finish_open(dir, name, &new, Some(file))
+                self.complete_creation_with(dir, name, &new, Some(file))
             }
             Err(Errno::EXIST) => {
                 let (node, stat) = self.export.look_up(dir, name, &self.user)?;
@@ -168,7 +168,7 @@ impl Call<'_> {
             let new = NewAttributes::new(&args.attributes)?;
             // Linux ignores set-ID bits here, and inherits the set-group-ID bit of the parent.
             self.user.run_as(|| mkdirat(dir.fd(), name, new.initial_mode()))?;
-            self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
+            self.complete_creation(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }
 
@@ -188,7 +188,7 @@ impl Call<'_> {
             };
             let new = NewAttributes::new(new)?;
             self.user.run_as(|| mknodat(dir.fd(), name, kind, new.initial_mode(), dev))?;
-            self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
+            self.complete_creation(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }
 }

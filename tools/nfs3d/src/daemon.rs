@@ -172,7 +172,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
             policy,
             handles: options.handles,
             key,
-            files: descriptors.files,
+            max_open_files: descriptors.files,
         },
     )?);
     let mount_port = mount::serve(&export, options.mount_port)?;
@@ -192,7 +192,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
         export.path.display(),
         if options.read_only { "read-only" } else { "writable" },
-        export.handles(),
+        export.handle_source_name(),
         match options.squash {
             _ if !policy.is_privileged() => "all calls run as the server's user",
             Squash::All => "all calls run as nobody",

@@ -38,7 +38,7 @@ pub struct Options {
     /// Key that seals file handles.
     pub key: Key,
     /// Limit of open files.
-    pub files: usize,
+    pub max_open_files: usize,
 }
 
 /// `f_type` of overlayfs.
@@ -94,14 +94,14 @@ impl Export {
             root: Arc::new(Node::new(path_fd, handle, &stat)),
             dev: stat.st_dev,
             handles,
-            cache: NodeCache::new(options.files),
+            cache: NodeCache::new(options.max_open_files),
             verifier: AtomicU64::new(u64::from_be_bytes(verifier)),
             options,
         })
     }
 
-    /// How file handles identify files, for the log.
-    pub fn handles(&self) -> &'static str {
+    /// Name of the way in which file handles identify files, for the log.
+    pub fn handle_source_name(&self) -> &'static str {
         self.handles.describe()
     }
 
@@ -163,7 +163,7 @@ impl Export {
             return Err(Nfsstat3::ErrStale);
         }
         let handle = FileHandle::try_from(handle.data).map_err(|_| Nfsstat3::ErrBadhandle)?;
-        Ok(self.cache.enter(Node::new(file, handle, &stat)))
+        Ok(self.cache.insert(Node::new(file, handle, &stat)))
     }
 
     /// Finds the directory of a handle. Fails with `NFS3ERR_STALE` if the directory was removed.
@@ -211,7 +211,7 @@ impl Export {
             return Ok((node, stat));
         }
         let handle = self.make_handle(dir, name, &file, &stat)?;
-        Ok((self.cache.enter(Node::new(file, handle, &stat)), stat))
+        Ok((self.cache.insert(Node::new(file, handle, &stat)), stat))
     }
 
     /// Checks that a directory is below the root, because it may have been moved out of the export.

@@ -143,9 +143,9 @@ impl Handles {
 
     /// Number of known names.
     #[cfg(test)]
-    pub(crate) fn known(&self) -> usize {
+    pub(crate) fn known_count(&self) -> usize {
         let Finder::Names(names) = &self.finder else { return 0 };
-        names.known()
+        names.known_count()
     }
 
     /// Forgets a removed name of an inode. If the inode has no name any more, any known name of it is forgotten.

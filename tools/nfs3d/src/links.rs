@@ -33,7 +33,7 @@ impl Call<'_> {
             let new = NewAttributes::new(&args.symlink.symlink_attributes)?;
             self.user.run_as(|| symlinkat(path, dir.fd(), name))?;
             // The mode and size of a symbolic link cannot be set.
-            self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
+            self.complete_creation(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }
 

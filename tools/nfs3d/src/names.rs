@@ -68,7 +68,7 @@ impl Names {
 
     /// Number of known names.
     #[cfg(test)]
-    pub(crate) fn known(&self) -> usize {
+    pub(crate) fn known_count(&self) -> usize {
         lock(&self.known).len()
     }
 

@@ -159,8 +159,8 @@ mod tests {
         log::set_max_level(log::LevelFilter::Warn);
         let directory = tempfile::tempdir().expect("a directory");
         let policy = Policy::new(Squash::None);
-        let (read_only, sync, handles, key, files) = (false, false, HandleSource::Names, [7; 32], 100);
-        let options = Options { read_only, sync, policy, handles, key, files };
+        let (read_only, sync, handles, key, max_open_files) = (false, false, HandleSource::Names, [7; 32], 100);
+        let options = Options { read_only, sync, policy, handles, key, max_open_files };
         let export = Export::open(directory.path(), options).expect("a directory");
         let (call, before) = (Call { export: &export, user: policy.own(), host: None }, export.verifier());
         assert_eq!(call.check_sync(Err(Errno::IO)), Err(Nfsstat3::ErrIo));

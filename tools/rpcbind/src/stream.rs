@@ -104,7 +104,7 @@ impl<S: Read + Write> StreamClient<S> {
         if header.xid != self.xid {
             return Err(StreamError::Malformed("the XID is that of another call"));
         }
-        match Refusal::of(&header.body) {
+        match Refusal::from_reply_body(&header.body) {
             Some(refusal) => Err(StreamError::Refused(refusal)),
             None => Ok(reply.split_off(at)),
         }

@@ -23,7 +23,7 @@ fn latency_bounds() -> Vec<u64> {
 const BATCH_BOUNDS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
 /// Returns all metrics as text, without the server's metrics if there is no snapshot.
-pub(super) fn text(snapshot: Option<Snapshot>, devices: Vec<DeviceCounter>) -> String {
+pub(super) fn encode_text(snapshot: Option<Snapshot>, devices: Vec<DeviceCounter>) -> String {
     let mut registry = Registry::with_prefix("rpcrdma");
     registry.register_collector(Box::new(SnapshotCollector { snapshot, devices }));
     let mut text = String::new();
@@ -43,7 +43,7 @@ type Labels = Vec<(&'static str, String)>;
 type EncodeResult = Result<(), fmt::Error>;
 
 /// Encodes a metric family: its name, help and unit, then its members.
-fn family<M>(
+fn encode_family<M>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, unit): (&str, &str, Option<&Unit>),
     kind: MetricType,
@@ -62,16 +62,21 @@ fn family<M>(
     Ok(())
 }
 
-fn counter(metric: &mut MetricEncoder<'_>, value: u64) -> EncodeResult {
+fn encode_counter(metric: &mut MetricEncoder<'_>, value: u64) -> EncodeResult {
     metric.encode_counter::<Labels, u64, f64>(&value, None)
 }
 
-fn gauge(metric: &mut MetricEncoder<'_>, value: u64) -> EncodeResult {
+fn encode_gauge(metric: &mut MetricEncoder<'_>, value: u64) -> EncodeResult {
     metric.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX))
 }
 
 /// Encodes a histogram whose values and bounds are divided by `unit`.
-fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[u64], unit: f64) -> EncodeResult {
+fn encode_histogram(
+    metric: &mut MetricEncoder<'_>,
+    values: &Histogram<u64>,
+    bounds: &[u64],
+    unit: f64,
+) -> EncodeResult {
     let mut buckets: Vec<(f64, u64)> = bounds.iter().map(|&bound| (bound as f64 / unit, 0)).collect();
     buckets.push((f64::INFINITY, 0));
     let mut sum = 0.0;
@@ -89,7 +94,13 @@ impl Collector for SnapshotCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> EncodeResult {
         let encoder = &mut encoder;
         let up = u64::from(self.snapshot.is_some());
-        family(encoder, ("up", "1 if the server answers", None), MetricType::Gauge, [(Vec::new(), up)], gauge)?;
+        encode_family(
+            encoder,
+            ("up", "1 if the server answers", None),
+            MetricType::Gauge,
+            [(Vec::new(), up)],
+            encode_gauge,
+        )?;
         if let Some(snapshot) = &self.snapshot {
             self.encode_server(encoder, snapshot)?;
         }
@@ -101,7 +112,7 @@ impl Collector for SnapshotCollector {
                 let labels = [("device", &counter.device), ("port", &counter.port), ("counter", &counter.name)];
                 (labels.map(|(name, value)| (name, value.clone())).to_vec(), counter.value)
             });
-            family(encoder, head, MetricType::Counter, members, counter)?;
+            encode_family(encoder, head, MetricType::Counter, members, encode_counter)?;
         }
         Ok(())
     }
@@ -111,14 +122,16 @@ impl SnapshotCollector {
     fn encode_server(&self, encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> EncodeResult {
         let uptime = snapshot.uptime as f64 / 1e9;
         let head = ("uptime", "Time since the server started", Some(&Unit::Seconds));
-        family(encoder, head, MetricType::Gauge, [(Vec::new(), uptime)], |metric, value| metric.encode_gauge(&value))?;
+        encode_family(encoder, head, MetricType::Gauge, [(Vec::new(), uptime)], |metric, value| {
+            metric.encode_gauge(&value)
+        })?;
         let infos = snapshot.shards.iter().map(|shard| {
             let core = shard.core.map_or_else(String::new, |core| core.to_string());
             let labels = vec![("shard", shard.shard.to_string()), ("address", shard.address.clone()), ("core", core)];
             (labels, u64::from(shard.stats.is_some()))
         });
         let head = ("shard_up", "1 if the shard answered, with its address and core", None);
-        family(encoder, head, MetricType::Gauge, infos, gauge)?;
+        encode_family(encoder, head, MetricType::Gauge, infos, encode_gauge)?;
 
         let shards: Vec<(Labels, &ShardStats)> = snapshot
             .shards
@@ -128,31 +141,31 @@ impl SnapshotCollector {
         for (at, head) in ShardStats::default().metrics().enumerate() {
             let (kind, write) = match head.kind {
                 MetricKind::Counter => {
-                    (MetricType::Counter, counter as fn(&mut MetricEncoder<'_>, u64) -> EncodeResult)
+                    (MetricType::Counter, encode_counter as fn(&mut MetricEncoder<'_>, u64) -> EncodeResult)
                 }
-                MetricKind::Gauge => (MetricType::Gauge, gauge as _),
+                MetricKind::Gauge => (MetricType::Gauge, encode_gauge as _),
             };
             let members =
                 shards.iter().filter_map(|(labels, stats)| Some((labels.clone(), stats.metrics().nth(at)?.value)));
-            family(encoder, (head.name, head.help, None), kind, members, write)?;
+            encode_family(encoder, (head.name, head.help, None), kind, members, write)?;
         }
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), stats.longest_wait as f64 / 1e9));
         let head = ("longest_wait", "Waiting time of the longest waiting call", Some(&Unit::Seconds));
-        family(encoder, head, MetricType::Gauge, members, |encoder, value| encoder.encode_gauge(&value))?;
+        encode_family(encoder, head, MetricType::Gauge, members, |encoder, value| encoder.encode_gauge(&value))?;
         let refusals = shards.iter().flat_map(|(labels, stats)| {
             REFUSALS.iter().map(|(reason, read)| (with_label(labels, "reason", reason), read(&stats.refusals)))
         });
         let head = ("refusals", "Refused calls, by reason", None);
-        family(encoder, head, MetricType::Counter, refusals, counter)?;
+        encode_family(encoder, head, MetricType::Counter, refusals, encode_counter)?;
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.latency));
         let head = ("call_latency", "Time from arrival to reply of timed calls", Some(&Unit::Seconds));
-        family(encoder, head, MetricType::Histogram, members, |metric, values| {
-            histogram(metric, values, &latency_bounds(), 1e9)
+        encode_family(encoder, head, MetricType::Histogram, members, |metric, values| {
+            encode_histogram(metric, values, &latency_bounds(), 1e9)
         })?;
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.batch));
         let head = ("post_work_requests", "Work requests per post", None);
-        family(encoder, head, MetricType::Histogram, members, |metric, values| {
-            histogram(metric, values, &BATCH_BOUNDS, 1.0)
+        encode_family(encoder, head, MetricType::Histogram, members, |metric, values| {
+            encode_histogram(metric, values, &BATCH_BOUNDS, 1.0)
         })?;
         encode_pools(encoder, &shards)?;
         encode_procedures(encoder, &shards)
@@ -181,11 +194,11 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardSt
     }
     for (name, help, read) in POOL_GAUGES {
         let members = classes.iter().map(|(labels, class)| (labels.clone(), read(class)));
-        family(encoder, (name, help, None), MetricType::Gauge, members, gauge)?;
+        encode_family(encoder, (name, help, None), MetricType::Gauge, members, encode_gauge)?;
     }
     let members = classes.iter().map(|(labels, class)| (labels.clone(), class.failures));
     let head = ("pool_misses", "Allocations from an empty size class", None);
-    family(encoder, head, MetricType::Counter, members, counter)
+    encode_family(encoder, head, MetricType::Counter, members, encode_counter)
 }
 
 fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> EncodeResult {
@@ -200,8 +213,8 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
     let procedures: Vec<_> = shards.iter().flat_map(procedures_of_shard).collect();
     let members = procedures.iter().map(|(labels, procedure)| (labels.clone(), &*procedure.latency));
     let head = ("procedure_latency", "Time from arrival to reply of timed calls", Some(&Unit::Seconds));
-    family(encoder, head, MetricType::Histogram, members, |metric, values| {
-        histogram(metric, values, &latency_bounds(), 1e9)
+    encode_family(encoder, head, MetricType::Histogram, members, |metric, values| {
+        encode_histogram(metric, values, &latency_bounds(), 1e9)
     })?;
     for (name, help, read) in [
         (
@@ -212,13 +225,13 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
         ("procedure_result", "Result bytes of timed calls", |procedure| procedure.bytes_out),
     ] {
         let members = procedures.iter().map(|(labels, procedure)| (labels.clone(), read(procedure)));
-        family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, counter)?;
+        encode_family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, encode_counter)?;
     }
     let refusals = procedures.iter().flat_map(|(labels, procedure)| {
         REFUSALS.iter().map(|(reason, read)| (with_label(labels, "reason", reason), read(&procedure.refusals)))
     });
     let head = ("procedure_refusals", "Refused calls, by reason", None);
-    family(encoder, head, MetricType::Counter, refusals, counter)
+    encode_family(encoder, head, MetricType::Counter, refusals, encode_counter)
 }
 
 #[cfg(test)]

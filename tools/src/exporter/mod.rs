@@ -69,7 +69,7 @@ fn page(path: &str, stats: &Path) -> Option<Page> {
     match path {
         "/metrics" => {
             let snapshot = stats_socket::read(stats).ok();
-            let text = metrics::text(snapshot, devices::read(Path::new(DEVICES)));
+            let text = metrics::encode_text(snapshot, devices::read(Path::new(DEVICES)));
             Some(Page { kind: "application/openmetrics-text; version=1.0.0; charset=utf-8", text })
         }
         "/" => Some(Page { kind: "text/plain", text: "metrics of an RPC-over-RDMA server: /metrics\n".to_owned() }),

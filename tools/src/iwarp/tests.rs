@@ -54,7 +54,7 @@ impl CapturedConnection {
         }
         self.next[end] = self.next[end].wrapping_add(payload.len() as u32);
         self.frame += 1;
-        self.reassembler.packet(&Packet::new(self.frame, Linktype::ETHERNET, &bytes))
+        self.reassembler.read_packet(&Packet::new(self.frame, Linktype::ETHERNET, &bytes))
     }
 
     fn fpdu(&self, segment: SegmentHeader, payload: &[u8]) -> Vec<u8> {
@@ -285,7 +285,7 @@ fn reused_ports_begin_a_new_connection() {
     let fpdu = connection.fpdu(send(1, 0, true), b"abcd");
     assert_eq!(connection.send(0, &fpdu[..10]), []);
     let syn = tcp_packet(false, 77, SYN, b"");
-    assert_eq!(connection.reassembler.packet(&Packet::new(9, Linktype::ETHERNET, &syn)), []);
+    assert_eq!(connection.reassembler.read_packet(&Packet::new(9, Linktype::ETHERNET, &syn)), []);
     connection.next[0] = 78;
     assert_eq!(connection.send(0, &fpdu), [], "the new connection has no set-up frame");
     // The first connection ended within a segment.

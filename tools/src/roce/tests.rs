@@ -50,7 +50,7 @@ impl PacketBuilder {
 }
 
 fn read(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Message> {
-    reassembler.packet(&Packet::new(1, Linktype::ETHERNET, bytes))
+    reassembler.read_packet(&Packet::new(1, Linktype::ETHERNET, bytes))
 }
 
 /// Reads these packets. Returns their messages in order, and the reassembler.
@@ -220,7 +220,7 @@ fn raw_and_linux_cooked_packets_are_decoded() {
     let cooked2 = [&[8, 0][..], &[0; 18], ip].concat();
     let cases = [(Linktype::RAW, ip.to_vec()), (Linktype::LINUX_SLL, cooked), (Linktype::LINUX_SLL2, cooked2)];
     for (link, bytes) in cases {
-        let send = Reassembler::default().packet(&Packet::new(1, link, &bytes));
+        let send = Reassembler::default().read_packet(&Packet::new(1, link, &bytes));
         assert_eq!(send.map(|send| send.bytes), Some(b"abcd".to_vec()), "{link:?}");
     }
 }

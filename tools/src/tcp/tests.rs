@@ -34,7 +34,7 @@ pub(crate) fn packet(ipv6: bool, sequence: u32, flags: u8, payload: &[u8]) -> Ve
 }
 
 fn read(streams: &mut Streams, bytes: &[u8]) -> Option<StreamBytes> {
-    streams.packet(&Packet::new(1, Linktype::ETHERNET, bytes))
+    streams.read_packet(&Packet::new(1, Linktype::ETHERNET, bytes))
 }
 
 /// Reassembles segments, each with its sequence number. Returns their bytes, and whether the stream has no gap.

@@ -10,7 +10,7 @@ use ratatui::widgets::Paragraph;
 
 use super::model::View;
 use super::tables::{self, DETAIL, Table};
-use crate::units::span;
+use crate::units::format_span;
 
 /// A table of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Screen {
         }
         let Some(view) = &self.view else { return Line::raw("rpcrdma top: waiting for the first snapshot") };
         let seconds = self.interval.as_secs_f64();
-        let uptime = span(view.uptime);
+        let uptime = format_span(view.uptime);
         Line::styled(format!("rpcrdma top  pid {}  up {uptime}  every {seconds} s", view.pid), Modifier::BOLD)
     }
 

@@ -132,7 +132,7 @@ fn print(args: &Args) -> Outcome {
 
 /// Returns an interval as text.
 fn format_view(view: &View) -> String {
-    let mut text = format!("pid {}  up {}\n", view.pid, units::span(view.uptime));
+    let mut text = format!("pid {}  up {}\n", view.pid, units::format_span(view.uptime));
     for Table { head, lines } in Tab::ALL.map(|tab| tab.table(view, PLAIN_WIDTH)) {
         for line in std::iter::once(&head).chain(&lines) {
             text.push_str(line.trim_end());

@@ -4,7 +4,7 @@
 
 use super::draw::Tab;
 use super::model::{ConnectionRow, Figure, ProcedureRow, ShardRow, View};
-use crate::units::{bytes, count, percent, span, time};
+use crate::units::{format_bytes, format_count, format_percent, format_span, format_time};
 
 /// Characters between two columns.
 const GAP: usize = 1;
@@ -46,30 +46,30 @@ fn figure(figure: Option<Figure>, unit: Unit) -> String {
 }
 
 fn fraction(used: u64, all: u64) -> String {
-    format!("{}/{}", count(used as f64), count(all as f64))
+    format!("{}/{}", format_count(used as f64), format_count(all as f64))
 }
 
 const SHARDS: &[Column<ShardRow>] = &[
     number("shard", 5, |row| if row.answered { row.shard.to_string() } else { format!("{}?", row.shard) }),
-    number("busy", 5, |row| figure(row.busy, percent)),
-    number("calls/s", 7, |row| figure(row.calls, count)),
-    number("p50", 6, |row| figure(row.p50, time)),
-    number("p99", 6, |row| figure(row.p99, time)),
-    number("faults", 6, |row| count(row.faults_total as f64)),
-    number("waits/s", 7, |row| figure(row.memory_waits, count)),
-    number("queue", 5, |row| count(row.worker_queue_depth as f64)),
+    number("busy", 5, |row| figure(row.busy, format_percent)),
+    number("calls/s", 7, |row| figure(row.calls, format_count)),
+    number("p50", 6, |row| figure(row.p50, format_time)),
+    number("p99", 6, |row| figure(row.p99, format_time)),
+    number("faults", 6, |row| format_count(row.faults_total as f64)),
+    number("waits/s", 7, |row| figure(row.memory_waits, format_count)),
+    number("queue", 5, |row| format_count(row.worker_queue_depth as f64)),
     number("credits", 11, |row| fraction(row.credits_used, row.credits_granted)),
-    number("batch", 5, |row| figure(row.batch, count)),
-    number("conns", 5, |row| count(row.connections as f64)),
-    number("posted", 6, |row| count(row.receives_posted as f64)),
-    number("reserved", 8, |row| count(row.receives_reserved as f64)),
-    number("lowest", 6, |row| count(row.receives_lowest as f64)),
+    number("batch", 5, |row| figure(row.batch, format_count)),
+    number("conns", 5, |row| format_count(row.connections as f64)),
+    number("posted", 6, |row| format_count(row.receives_posted as f64)),
+    number("reserved", 8, |row| format_count(row.receives_reserved as f64)),
+    number("lowest", 6, |row| format_count(row.receives_lowest as f64)),
     number("pool low", 11, |row| {
         row.pool_low.map_or_else(|| "-".to_owned(), |low| fraction(low.low_water as u64, low.count as u64))
     }),
-    number("rwaits/s", 8, |row| figure(row.read_waits, count)),
-    number("min c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| count(calls.min))),
-    number("max c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| count(calls.max))),
+    number("rwaits/s", 8, |row| figure(row.read_waits, format_count)),
+    number("min c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| format_count(calls.min))),
+    number("max c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| format_count(calls.max))),
     number("core", 4, |row| row.core.map_or_else(|| "-".to_owned(), |core| core.to_string())),
     words("address", 30, |row| row.address.clone()),
 ];
@@ -77,35 +77,35 @@ const SHARDS: &[Column<ShardRow>] = &[
 const PROCEDURES: &[Column<ProcedureRow>] = &[
     words("program", 13, |row| format!("{} v{}", row.program, row.version)),
     number("proc", 4, |row| row.procedure.to_string()),
-    number("timed/s", 7, |row| figure(row.timed, count)),
-    number("p99", 6, |row| figure(row.p99, time)),
-    number("share", 5, |row| row.share.map_or_else(|| "-".to_owned(), percent)),
-    number("p50", 6, |row| figure(row.p50, time)),
-    number("in", 6, |row| row.bytes_in.map_or_else(|| "-".to_owned(), bytes)),
-    number("out", 6, |row| row.bytes_out.map_or_else(|| "-".to_owned(), bytes)),
-    number("refused/s", 9, |row| figure(row.refused, count)),
-    number("refused", 7, |row| count(row.refused_total as f64)),
-    number("timed", 7, |row| count(row.timed_total as f64)),
-    number("min t/s", 7, |row| row.timed.map_or_else(|| "-".to_owned(), |timed| count(timed.min))),
-    number("max t/s", 7, |row| row.timed.map_or_else(|| "-".to_owned(), |timed| count(timed.max))),
-    number("max p99", 7, |row| row.p99.map_or_else(|| "-".to_owned(), |p99| time(p99.max))),
+    number("timed/s", 7, |row| figure(row.timed, format_count)),
+    number("p99", 6, |row| figure(row.p99, format_time)),
+    number("share", 5, |row| row.share.map_or_else(|| "-".to_owned(), format_percent)),
+    number("p50", 6, |row| figure(row.p50, format_time)),
+    number("in", 6, |row| row.bytes_in.map_or_else(|| "-".to_owned(), format_bytes)),
+    number("out", 6, |row| row.bytes_out.map_or_else(|| "-".to_owned(), format_bytes)),
+    number("refused/s", 9, |row| figure(row.refused, format_count)),
+    number("refused", 7, |row| format_count(row.refused_total as f64)),
+    number("timed", 7, |row| format_count(row.timed_total as f64)),
+    number("min t/s", 7, |row| row.timed.map_or_else(|| "-".to_owned(), |timed| format_count(timed.min))),
+    number("max t/s", 7, |row| row.timed.map_or_else(|| "-".to_owned(), |timed| format_count(timed.max))),
+    number("max p99", 7, |row| row.p99.map_or_else(|| "-".to_owned(), |p99| format_time(p99.max))),
 ];
 
 const CONNECTIONS: &[Column<ConnectionRow>] = &[
     words("peer", 18, |row| row.now.peer.clone()),
     number("v", 1, |row| row.now.version.to_string()),
-    number("msgs/s", 6, |row| figure(row.messages, count)),
-    number("calls", 5, |row| count(row.now.calls_under_way as f64)),
+    number("msgs/s", 6, |row| figure(row.messages, format_count)),
+    number("calls", 5, |row| format_count(row.now.calls_under_way as f64)),
     number("credits", 11, |row| fraction(row.now.credits_used, row.now.credits_granted)),
-    number("age", 6, |row| span(row.now.age)),
-    number("silent", 6, |row| span(row.now.silent)),
+    number("age", 6, |row| format_span(row.now.age)),
+    number("silent", 6, |row| format_span(row.now.silent)),
     number("shard", 5, |row| row.shard.to_string()),
     words("stage", 11, |row| row.now.stage.clone()),
-    number("messages", 8, |row| count(row.now.useful as f64)),
-    number("sent", 6, |row| count(row.now.sent as f64)),
-    number("Receives", 8, |row| count(row.now.receives_reserved as f64)),
-    number("min m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| count(messages.min))),
-    number("max m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| count(messages.max))),
+    number("messages", 8, |row| format_count(row.now.useful as f64)),
+    number("sent", 6, |row| format_count(row.now.sent as f64)),
+    number("Receives", 8, |row| format_count(row.now.receives_reserved as f64)),
+    number("min m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| format_count(messages.min))),
+    number("max m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| format_count(messages.max))),
     words("identity", 20, |row| row.now.identity.clone().unwrap_or_default()),
 ];
 
@@ -154,17 +154,17 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
     };
     let low = row.pool_low.map_or_else(
         || "-".to_owned(),
-        |low| format!("{}/{} of {}B", low.low_water, low.count, bytes(low.size as f64)),
+        |low| format!("{}/{} of {}B", low.low_water, low.count, format_bytes(low.size as f64)),
     );
     let main_rates: [(_, _, Unit); 8] = [
-        ("busy turns", row.busy, percent),
-        ("calls/s", row.calls, count),
-        ("p50", row.p50, time),
-        ("p99", row.p99, time),
-        ("mem. waits/s", row.memory_waits, count),
-        ("backpressure/s", row.backpressure, count),
-        ("faults/s", row.faults, count),
-        ("batch", row.batch, count),
+        ("busy turns", row.busy, format_percent),
+        ("calls/s", row.calls, format_count),
+        ("p50", row.p50, format_time),
+        ("p99", row.p99, format_time),
+        ("mem. waits/s", row.memory_waits, format_count),
+        ("backpressure/s", row.backpressure, format_count),
+        ("faults/s", row.faults, format_count),
+        ("batch", row.batch, format_count),
     ];
     let values = [
         ("credits", format!("{} used of {}", row.credits_used, row.credits_granted)),
@@ -173,19 +173,19 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         ("pool lowest", low),
         ("worker queue", row.worker_queue_depth.to_string()),
         ("memory waits", row.memory_waits_total.to_string()),
-        ("calls waiting", format!("{}, for {}", row.calls_waiting, time(row.longest_wait as f64).trim_start())),
+        ("calls waiting", format!("{}, for {}", row.calls_waiting, format_time(row.longest_wait as f64).trim_start())),
         ("faults", row.faults_total.to_string()),
         ("connections", format!("{}, {} in all", row.connections, row.connections_made)),
     ];
     let further_rates: [(_, _, Unit); 8] = [
-        ("read waits/s", row.read_waits, count),
-        ("failed/s", row.calls_failed, count),
-        ("pool empty/s", row.pool_empty, count),
-        ("batch p99", row.batch_p99, count),
-        ("received/s", row.messages_received, count),
-        ("sent/s", row.messages_sent, count),
-        ("doorbells/s", row.doorbells, count),
-        ("sleeps/s", row.sleeps, count),
+        ("read waits/s", row.read_waits, format_count),
+        ("failed/s", row.calls_failed, format_count),
+        ("pool empty/s", row.pool_empty, format_count),
+        ("batch p99", row.batch_p99, format_count),
+        ("received/s", row.messages_received, format_count),
+        ("sent/s", row.messages_sent, format_count),
+        ("doorbells/s", row.doorbells, format_count),
+        ("sleeps/s", row.sleeps, format_count),
     ];
     let head = format!("{:<14} {:>7} {:>7} {:>7}", format!("shard {}", row.shard), "now", "min", "max");
     let lines = main_rates.into_iter().map(rate).chain(values.into_iter().map(value));

@@ -148,7 +148,7 @@ impl Args {
         let is_usable = |core: usize| core < CpuSet::MAX_CPU && allowed.is_set(core);
         let unchangeable = self.start.iter().chain(self.knobs.iter().flatten()).find(|change| !self.can_change(change));
         Err(CommandError::Usage(if self.rate.is_some() && matches!(self.aim, Aim::Calls | Aim::Bytes) {
-            format!("--rate does not apply to --aim {}, which makes calls at full speed", self.aim.row().0)
+            format!("--rate does not apply to --aim {}, which makes calls at full speed", self.aim.description().name)
         } else if let Some(core) = self.cores().into_iter().find(|&core| !is_usable(core)) {
             let list = "Cpus_allowed_list in /proc/self/status";
             format!("invalid --cores `{core}`: this process may not use the core; see {list}")
@@ -173,15 +173,26 @@ pub enum Aim {
     Cpu,
 }
 
+/// How an [`Aim`] is reported and compared.
+struct AimDescription {
+    name: &'static str,
+    /// Name of the figure.
+    figure: &'static str,
+    /// Formats a figure.
+    format: fn(f64) -> String,
+    /// 1 if higher figures are better, otherwise -1.
+    sign: f64,
+}
+
 impl Aim {
-    /// Returns the aim's name, its figure's name, a formatter of figures, and 1 if higher figures are better, else -1.
-    fn row(self) -> (&'static str, &'static str, fn(f64) -> String, f64) {
-        match self {
-            Self::Calls => ("calls", "calls/s", crate::units::count, 1.0),
-            Self::Bytes => ("bytes", "bytes/s", crate::units::bytes, 1.0),
-            Self::P99 => ("p99", "p99", crate::units::time, -1.0),
-            Self::Cpu => ("cpu", "CPU/call", crate::units::time, -1.0),
-        }
+    fn description(self) -> AimDescription {
+        let (name, figure, format, sign): (_, _, fn(f64) -> String, _) = match self {
+            Self::Calls => ("calls", "calls/s", crate::units::format_count, 1.0),
+            Self::Bytes => ("bytes", "bytes/s", crate::units::format_bytes, 1.0),
+            Self::P99 => ("p99", "p99", crate::units::format_time, -1.0),
+            Self::Cpu => ("cpu", "CPU/call", crate::units::format_time, -1.0),
+        };
+        AimDescription { name, figure, format, sign }
     }
 
     /// Returns the figure of this aim from the output of `rpcperf --json`.
@@ -211,7 +222,7 @@ pub fn run(args: &Args) -> Outcome {
     let mut file = path.map(open_result).transpose().map_err(|error| unusable("--json", path, &error))?;
     let measured = measure(args, allowed.count() as usize);
     // A tuning that failed or was interrupted writes JSON, too.
-    let failed = |error: &CommandError| json!({"aim": args.aim.row().0, "start": args.start().to_string(), "error": error.to_string()});
+    let failed = |error: &CommandError| json!({"aim": args.aim.description().name, "start": args.start().to_string(), "error": error.to_string()});
     let json = format!("{:#}\n", measured.as_ref().map_or_else(failed, |(json, _)| json.clone()));
     let written = match &mut file {
         Some(file) => write_result(file, json.as_bytes()).map_err(|error| unusable("--json", path, &error)),

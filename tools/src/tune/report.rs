@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 
 use super::paired::{Difference, PROOF, median};
 use super::search::{SearchResult, Trial};
-use super::{Args, rpcperf};
+use super::{AimDescription, Args, rpcperf};
 
 /// Returns the report of a completed tuning, as JSON and as text.
 pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
     let SearchResult { trials, left_out, best, comparison } = found;
     let (start, trials) = (&trials[0], &trials[1..]);
-    let (aim, figure, format_figure, sign) = args.aim.row();
+    let AimDescription { name: aim, figure, format: format_figure, sign } = args.aim.description();
     let ratio = |gain: f64| (sign * gain).exp();
     let is_proven = comparison.as_ref().is_some_and(|comparison| comparison.confidence > PROOF);
     let Trial { settings, info, .. } = if is_proven { best } else { start };

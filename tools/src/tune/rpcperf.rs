@@ -98,7 +98,7 @@ impl<'a> Rpcperf<'a> {
         let report = serde_json::from_reader(out).map_err(|error| format!("output is not JSON: {error}"));
         Ok(report.and_then(|mut report: Value| match self.args.aim.read(&report) {
             Some(figure) => Ok((figure, report["test_info"].take())),
-            None => Err(format!("output has no figure for {}", self.args.aim.row().0)),
+            None => Err(format!("output has no figure for {}", self.args.aim.description().name)),
         }))
     }
 }

@@ -219,7 +219,7 @@ impl Search<'_> {
                 }
             }
         }
-        let ((.., sign), width) = (self.args.aim.row(), 2 * beside + 1);
+        let (sign, width) = (self.args.aim.description().sign, 2 * beside + 1);
         for (at, place, figure) in runs {
             let end = (place + beside + 1).max(width).min(self.references.len());
             let reference = median(&self.references[end.saturating_sub(width)..end]).unwrap_or(figure);
@@ -242,7 +242,7 @@ impl Search<'_> {
             best = self.trials.pop().unwrap_or_default();
             let same_settings = self.trials.iter_mut().filter(|trial| trial.settings == best.settings);
             same_settings.for_each(|trial| trial.failed.clone_from(&best.failed));
-            let (.., sign) = self.args.aim.row();
+            let sign = self.args.aim.description().sign;
             comparison = Difference::from_gains(&best.gains, sign).filter(|_| best.failed.is_none());
         }
         Ok(SearchResult { trials: self.trials, left_out: self.left_out, best, comparison })

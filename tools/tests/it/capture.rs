@@ -19,7 +19,7 @@ fn sends() -> (Vec<Message>, Reassembler) {
     let file = File::open(format!("{DATA}/nfs3-linux61.pcap")).expect("test data");
     let (mut sends, mut reassembler) = (Vec::new(), Reassembler::default());
     capture::read(file, |packet| {
-        sends.extend(reassembler.packet(&packet));
+        sends.extend(reassembler.read_packet(&packet));
         Ok::<_, CaptureError>(())
     })
     .expect("a capture");
@@ -202,7 +202,7 @@ fn iwarp_sends() -> Vec<Message> {
     let file = File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data");
     let (mut sends, mut reassembler) = (Vec::new(), iwarp::Reassembler::default());
     capture::read(file, |packet| {
-        sends.extend(reassembler.packet(&packet).into_iter().map(|found| match found {
+        sends.extend(reassembler.read_packet(&packet).into_iter().map(|found| match found {
             CaptureEvent::Send(send) => send,
             other => panic!("{other:?}"),
         }));
@@ -274,7 +274,7 @@ fn every_iwarp_segment_agrees_with_tshark() {
     let mut open: HashMap<Direction, (usize, wire::SegmentHeader, Vec<u8>)> = HashMap::new();
     let mut seen: Vec<SegmentRow> = Vec::new();
     capture::read(File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data"), |packet| {
-        let Some(piece) = streams.packet(&packet) else { return Ok::<_, CaptureError>(()) };
+        let Some(piece) = streams.read_packet(&packet) else { return Ok::<_, CaptureError>(()) };
         let (start, reader) = readers.entry(piece.direction).or_default();
         start.extend(piece.bytes);
         if reader.is_none() {

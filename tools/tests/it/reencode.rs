@@ -108,8 +108,8 @@ fn check_bodies(file: &str) -> (usize, usize) {
     let (mut roce, mut iwarp) = (roce::Reassembler::default(), iwarp::Reassembler::default());
     let mut sends = Vec::new();
     capture::read(File::open(file).expect("test data"), |packet| {
-        sends.extend(roce.packet(&packet));
-        sends.extend(iwarp.packet(&packet).into_iter().filter_map(|found| match found {
+        sends.extend(roce.read_packet(&packet));
+        sends.extend(iwarp.read_packet(&packet).into_iter().filter_map(|found| match found {
             CaptureEvent::Send(send) => Some(send),
             _ => None,
         }));

@@ -44,7 +44,7 @@ fn exchange(credit_mode: CreditMode) -> Result<(), Box<dyn Error>> {
     // Memory of the client: 1000 bytes of the last call, which follow the first 8 of its payload.
     let target = Segment { handle: 0x17, length: 1000, offset: 0x4000 };
     let data = [ReadSegment { position: 8, target }];
-    let chunks = |out| if out == Outgoing::Call(calls[5].0) { &data[..] } else { &[] };
+    let chunks = |out| if out == Outgoing::Call(calls[5].id) { &data[..] } else { &[] };
 
     let (mut answered, mut batches) = (Vec::new(), Vec::new());
     while answered.len() < 6 {

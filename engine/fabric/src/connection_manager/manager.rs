@@ -284,7 +284,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     /// The peer has withdrawn the request.
     pub(crate) fn take_request(&mut self, request: RequestId) -> Result<IncomingConnection<H>, FabricError> {
         let taken = self.complete.remove(&request.0);
-        let taken = taken.ok_or_else(|| FabricError::closed("it has withdrawn its connect request"))?;
+        let taken = taken.ok_or_else(|| FabricError::connection_closed("connect request withdrawn"))?;
         self.sockets.epoll_set.remove(&taken.socket);
         Ok(taken)
     }
@@ -327,7 +327,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         let result = match answer {
             SocketInput::Pending => return None,
             SocketInput::Message(answer) => Ok(answer),
-            SocketInput::Closed => Err(FabricError::closed("it closed the connection before it answered")),
+            SocketInput::Closed => Err(FabricError::connection_closed("connection closed before an answer")),
             SocketInput::Failed(error) => Err(error),
         };
         let dial = self.dials.remove(id);
@@ -337,7 +337,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     /// Ends the dial of a queue pair without an answer.
     pub(super) fn abandon_dial(&mut self, qp: QpId) -> Option<Dialed<H>> {
         let dial = self.dials.remove_oldest(|dial| dial.qp == qp);
-        self.end_dial(dial, Err(FabricError::closed("it had not answered when this side disconnected")))
+        self.end_dial(dial, Err(FabricError::connection_closed("no answer before this side disconnected")))
     }
 
     /// Drops expired values, and connects dials that wait for room in a listener's queue. Returns a dial that has

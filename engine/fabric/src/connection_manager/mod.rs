@@ -152,7 +152,7 @@ impl<T> SocketInput<T> {
 
     /// A violation of the protocol by the peer.
     pub(crate) fn violation(why: impl Display) -> Self {
-        Self::Failed(FabricError::peer(why))
+        Self::Failed(FabricError::peer_violation(why))
     }
 }
 

@@ -48,7 +48,7 @@ impl IncomingFrame {
             Ok(0) => return SocketInput::Closed,
             Ok(n) => self.bytes.extend_from_slice(&space[..n]),
             Err(Errno::AGAIN | Errno::INTR) => return SocketInput::Pending,
-            Err(error) => return SocketInput::Failed(FabricError::closed(format_args!("recv: {error}"))),
+            Err(error) => return SocketInput::Failed(FabricError::connection_closed(format_args!("recv: {error}"))),
         }
         if self.frame.is_some() {
             return SocketInput::violation(EARLY_BYTES);
@@ -185,16 +185,16 @@ impl IwarpFabric {
                 let _ = send(socket.as_fd(), &requested.rejection(&frame, &[]));
                 self.connections.close(socket);
                 self.common.refuse(format_args!("{}: {why}", request.peer));
-                return Err(FabricError::peer(why));
+                return Err(FabricError::peer_violation(why));
             }
         };
         let sent = send(socket.as_fd(), &reply);
         if sent != Ok(true) {
             let cause = sent.map_or_else(|error| error.to_string(), |_| "the socket is full".to_owned());
-            return Err(FabricError::closed(format!("sending the MPA Reply Frame: {cause}")));
+            return Err(FabricError::connection_closed(format!("sending the MPA Reply Frame: {cause}")));
         }
         let id = self.add_qp(params, IwarpQpState::Closing);
-        let qp = self.table.find(id)?;
+        let qp = self.table.require_mut(id)?;
         qp.count = Some(request.count);
         let begun = qp.begin(&mut self.common, socket, &agreed, true, &[]);
         begun.inspect_err(|_| drop(self.table.remove(id)))?;
@@ -217,12 +217,12 @@ impl ManagedFabric for IwarpFabric {
         dial: DialState,
         frame: MpaFrame,
     ) -> Result<Vec<u8>, FabricError> {
-        let qp = self.table.find(id)?;
+        let qp = self.table.require_mut(id)?;
         let agreed = match dial.requested.accept_reply(&frame) {
             Ok(agreed) => agreed,
             // A Terminate informs the peer.
             Err(NegotiationError { fault, reason, crc }) => {
-                let error = FabricError::peer(&reason);
+                let error = FabricError::peer_violation(&reason);
                 let terminate = Some(Terminate::new(fault, None, None));
                 qp.stream = Some(ByteStream { socket });
                 qp.rdmap.outbound.crc = crc;
@@ -243,7 +243,7 @@ impl ManagedFabric for IwarpFabric {
     }
 
     fn fail_dial(&mut self, id: QpId, socket: Option<OwnedFd>) {
-        if let Some(qp) = self.table.get(id) {
+        if let Some(qp) = self.table.get_mut(id) {
             qp.stream = socket.map(|socket| ByteStream { socket }).or(qp.stream.take());
             qp.fail(&mut self.common, StreamFailure::local("never connected"));
         }
@@ -262,15 +262,15 @@ impl ManagedFabric for IwarpFabric {
     }
 
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
-        self.table.at(slot).is_some_and(|qp| qp.do_due_work(&mut self.common, now))
+        self.table.get_by_slot_mut(slot).is_some_and(|qp| qp.do_due_work(&mut self.common, now))
     }
 
     fn busy_limit(&self) -> Option<Duration> {
-        let mut unread = self.unread.iter().filter_map(|&slot| self.table.peek_at(slot));
+        let mut unread = self.unread.iter().filter_map(|&slot| self.table.get_by_slot(slot));
         let has_output = !self.common.ready.is_empty() || !self.common.control.events.is_empty();
         if has_output || unread.clone().any(|qp| !qp.stalled || qp.rdmap.has_receive(&self.common.shared)) {
             Some(Duration::ZERO)
-        } else if unread.any(|qp| qp.rdmap.rnr_retry < 7) {
+        } else if unread.any(|qp| qp.rdmap.rnr_retry < ConnectParams::UNLIMITED_RNR_RETRY) {
             Some(SHORT_TICK)
         } else {
             (!self.common.control.attention.is_empty()).then_some(TICK)

@@ -152,7 +152,7 @@ impl IwarpFabric {
     /// Polls one queue pair and schedules its next polls.
     #[inline]
     fn poll_qp(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) {
-        let Some(qp) = self.table.at(slot) else { return };
+        let Some(qp) = self.table.get_by_slot_mut(slot) else { return };
         if qp.poll(&mut self.common, out, end) {
             self.mark_unread(slot);
         } else if qp.last_active == self.common.polls && !qp.hot {
@@ -169,7 +169,7 @@ impl IwarpFabric {
             }
             let Some(slot) = self.hot.pop_front() else { return };
             self.poll_qp(slot, out, end);
-            if let Some(qp) = self.table.at(slot) {
+            if let Some(qp) = self.table.get_by_slot_mut(slot) {
                 qp.hot = qp.is_active(&self.common);
                 if qp.hot {
                     self.hot.push_back(slot);
@@ -193,7 +193,7 @@ impl IwarpFabric {
                 return;
             }
             let slot = event.data.u64() as u32;
-            match self.table.at(slot) {
+            match self.table.get_by_slot_mut(slot) {
                 Some(qp) if qp.stalled => qp.handle_hangup(&mut self.common, event.flags),
                 Some(qp) if includes_hot || !qp.hot => self.poll_qp(slot, out, end),
                 _ => {}
@@ -206,10 +206,10 @@ impl IwarpFabric {
     fn poll_unread(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.unread.len() {
             let Some(slot) = self.unread.pop_front() else { return };
-            let Some(qp) = self.table.at(slot) else { continue };
+            let Some(qp) = self.table.get_by_slot_mut(slot) else { continue };
             qp.unread = false;
             // Without a Receive a poll would only count a retry. An `rnr_retry` of 7 allows any number of them.
-            let is_polled = !qp.is_live() || !qp.stalled || qp.rdmap.rnr_retry < 7;
+            let is_polled = !qp.is_live() || !qp.stalled || qp.rdmap.rnr_retry < ConnectParams::UNLIMITED_RNR_RETRY;
             if out.len() < end && (is_polled || qp.rdmap.has_receive(&self.common.shared)) {
                 self.poll_qp(slot, out, end);
             } else {
@@ -221,7 +221,7 @@ impl IwarpFabric {
     /// Lets the next poll continue with this queue pair's unconsumed bytes.
     #[cold]
     fn mark_unread(&mut self, slot: u32) {
-        if let Some(qp) = self.table.at(slot)
+        if let Some(qp) = self.table.get_by_slot_mut(slot)
             && !replace(&mut qp.unread, true)
         {
             self.unread.push_back(slot);
@@ -230,7 +230,7 @@ impl IwarpFabric {
 
     /// Polls this queue pair in every turn from now on.
     fn make_hot(&mut self, slot: u32) {
-        if let Some(qp) = self.table.at(slot)
+        if let Some(qp) = self.table.get_by_slot_mut(slot)
             && !replace(&mut qp.hot, true)
         {
             qp.last_active = self.common.polls;
@@ -277,15 +277,15 @@ impl Fabric for IwarpFabric {
 
     /// Bytes that the socket has not yet taken stay in the posted memory.
     fn holds_sends(&mut self, id: QpId) -> bool {
-        self.table.get(id).is_some_and(|qp| qp.rdmap.outbound.is_busy())
+        self.table.get_mut(id).is_some_and(|qp| qp.rdmap.outbound.is_busy())
     }
 
     fn round_trip(&mut self, id: QpId) -> Option<Duration> {
-        sys::round_trip(self.table.get(id)?.socket()?)
+        sys::round_trip(self.table.get_mut(id)?.socket()?)
     }
 
     fn disconnect(&mut self, id: QpId) {
-        let Some(qp) = self.table.get(id) else { return };
+        let Some(qp) = self.table.get_mut(id) else { return };
         match qp.state {
             IwarpQpState::Up => {
                 qp.state = IwarpQpState::Closing;
@@ -319,12 +319,12 @@ impl Fabric for IwarpFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        self.table.find(qp)?.rdmap.windows.alloc(qp)
+        self.table.require_mut(qp)?.rdmap.windows.alloc(qp)
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.next(window.index)).unwrap_or(0)
+        self.table.get(window.qp).and_then(|qp| qp.rdmap.windows.next(window.index)).unwrap_or(0)
     }
 
     fn fence_receives(&mut self) {
@@ -339,7 +339,7 @@ impl Fabric for IwarpFabric {
         let (queue, ended) = match qp {
             None => (receives, None),
             Some(id) => {
-                let Some(qp) = self.table.get(id) else { return 0 };
+                let Some(qp) = self.table.get_mut(id) else { return 0 };
                 let Some(own) = qp.rdmap.own_receives.as_mut() else { return 0 };
                 (own, (qp.state == IwarpQpState::Error).then_some(id))
             }
@@ -351,7 +351,7 @@ impl Fabric for IwarpFabric {
 
     #[inline(never)]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        self.table.get(qp).ok_or(PostError::NotConnected)?.post(&mut self.common, chain)
+        self.table.get_mut(qp).ok_or(PostError::NotConnected)?.post(&mut self.common, chain)
     }
 
     #[inline(never)]

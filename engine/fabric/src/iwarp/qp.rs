@@ -368,7 +368,7 @@ impl IwarpQp {
             // A Terminate can only follow complete FPDUs, so it is sent if the socket takes all bytes before it.
             while self.rdmap.outbound.buffer.len() > 0 && self.write(common) {}
             if self.rdmap.outbound.buffer.len() == 0 {
-                self.rdmap.outbound.terminate(&message);
+                self.rdmap.outbound.send_terminate(&message);
                 self.write(common);
             }
         }

@@ -129,7 +129,7 @@ impl ConnectionHandshake for SoftwareCommon {
                 SocketInput::Message(ConnectAnswer::Rejected(private_data))
             }
             (SocketMessage::Refused { reason }, fds) if fds.is_empty() => {
-                SocketInput::Failed(FabricError::closed(format_args!("it refused the connection: {reason}")))
+                SocketInput::Failed(FabricError::connection_closed(format_args!("connection refused: {reason}")))
             }
             _ => SocketInput::violation(UNEXPECTED_MESSAGE),
         })
@@ -170,7 +170,7 @@ impl SoftwareFabric {
         let (table, fd) = create_shared(bytes, "rpcrdma-windows")?;
         let own = OwnWindows::new(table, *windows, self.connections.randoms.next());
         let exposed = ExposedMemory::new((layout.bytes() + bytes + peer_table) as u64, mappings);
-        let ring = layout.rings(ring).map_err(FabricError::peer)?;
+        let ring = layout.rings(ring).map_err(FabricError::peer_violation)?;
         let id = self.table.insert(|id| SoftwareQp::new(id, layout, ring, own, params, max_message, exposed));
         let (may_sleep, private_data) = (self.common.config.may_sleep, private_data.clone());
         let opening =
@@ -210,11 +210,11 @@ impl SoftwareFabric {
             SoftwareCommon::send_refusal(socket.as_fd(), error.to_string());
         })?;
         let sent = SocketMessage::Accept(opening).send(socket.as_fd(), &[own_table.as_fd()]);
-        let sent = sent.map_err(|e| FabricError::closed(format!("sendmsg(Accept): {e}")));
+        let sent = sent.map_err(|e| FabricError::connection_closed(format!("sendmsg(Accept): {e}")));
         let peer_windows = PeerWindows::new(table, hello.windows);
         let connected = sent.and_then(|()| self.connect_qp(id, socket, peer_windows, hello.may_sleep));
         connected.inspect_err(|_| drop(self.table.remove(id)))?;
-        self.table.find(id)?.count = Some(count);
+        self.table.require_mut(id)?.count = Some(count);
         self.common.control.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
         Ok(id)
     }
@@ -229,7 +229,7 @@ impl SoftwareFabric {
     ) -> Result<(), FabricError> {
         self.connections.sockets.epoll_set.add(&socket, Token::Qp(id), EventFlags::IN | EventFlags::RDHUP)?;
         self.common.reserve_descriptor();
-        let qp = self.table.find(id)?;
+        let qp = self.table.require_mut(id)?;
         qp.socket = Some(socket);
         qp.peer_windows = Some(windows);
         qp.peer_may_sleep = may_sleep;
@@ -253,23 +253,25 @@ impl ManagedFabric for SoftwareFabric {
         (opening, mut fds): (Opening, Descriptors),
     ) -> Result<Vec<u8>, FabricError> {
         let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-            return Err(FabricError::peer("an answer without exactly one descriptor"));
+            return Err(FabricError::peer_violation("an answer without exactly one descriptor"));
         };
-        let table = table_bytes(opening.windows).and_then(|bytes| region::map(fd, bytes)).map_err(FabricError::peer)?;
-        self.table.find(id)?.set_sizes(&opening).map_err(FabricError::peer)?;
+        let table = table_bytes(opening.windows)
+            .and_then(|bytes| region::map(fd, bytes))
+            .map_err(FabricError::peer_violation)?;
+        self.table.require_mut(id)?.set_sizes(&opening).map_err(FabricError::peer_violation)?;
         self.connect_qp(id, socket, PeerWindows::new(table, opening.windows), opening.may_sleep)?;
         Ok(opening.private_data)
     }
 
     fn fail_dial(&mut self, id: QpId, socket: Option<OwnedFd>) {
-        if let Some(qp) = self.table.get(id) {
+        if let Some(qp) = self.table.get_mut(id) {
             qp.socket = socket;
             qp.fail(&mut self.common, Disconnect::Local, String::new(), None);
         }
     }
 
     fn start_polling(&mut self, slot: u32) {
-        if let Some(qp) = self.table.at(slot) {
+        if let Some(qp) = self.table.get_by_slot_mut(slot) {
             qp.idle = 0;
             qp.cold = false;
             qp.disarm();
@@ -282,7 +284,7 @@ impl ManagedFabric for SoftwareFabric {
     }
 
     fn read_connected(&mut self, id: QpId) -> bool {
-        let Some(qp) = self.table.get(id) else { return true };
+        let Some(qp) = self.table.get_mut(id) else { return true };
         match qp.read_socket(&mut self.common) {
             // The peer has rung the doorbell or exposed memory, so a message has arrived or arrives soon.
             Ok(true) if qp.cold => {
@@ -309,7 +311,7 @@ impl ManagedFabric for SoftwareFabric {
     }
 
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
-        let Some(qp) = self.table.at(slot) else { return false };
+        let Some(qp) = self.table.get_by_slot_mut(slot) else { return false };
         let is_late = qp.deadline.is_some_and(|d| d <= now);
         let (cause, reason, status) = match qp.state {
             SoftwareQpState::Connecting => return false,
@@ -352,7 +354,7 @@ impl ManagedFabric for SoftwareFabric {
         let common = &self.common;
         if common.doorbell_rang || !common.ready.is_empty() || !common.control.events.is_empty() {
             Some(Duration::ZERO)
-        } else if self.hot.iter().any(|&slot| self.table.peek_at(slot).is_some_and(SoftwareQp::needs_polls)) {
+        } else if self.hot.iter().any(|&slot| self.table.get_by_slot(slot).is_some_and(SoftwareQp::needs_polls)) {
             Some(SHORT_TICK)
         } else {
             (!common.control.attention.is_empty() || !self.closing.is_empty()).then_some(TICK)

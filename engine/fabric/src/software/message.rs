@@ -36,6 +36,16 @@ const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
 const VERSION: u16 = 3;
 const MAY_SLEEP: u8 = 1;
 
+/// Kinds of messages.
+mod kind {
+    pub(super) const HELLO: u8 = 1;
+    pub(super) const ACCEPT: u8 = 2;
+    pub(super) const REJECT: u8 = 3;
+    pub(super) const REGION: u8 = 4;
+    pub(super) const BELL: u8 = 5;
+    pub(super) const REFUSED: u8 = 6;
+}
+
 /// One message on the socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SocketMessage {
@@ -95,12 +105,14 @@ impl SocketMessage {
     pub(super) fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
         // Every body has a few numbers, followed by private data or text.
         let (kind, flags, numbers, rest): (u8, u8, &[u32], &[u8]) = match self {
-            Self::Hello(opening) => (1, opening.flags(), &opening.numbers(), &opening.private_data),
-            Self::Accept(opening) => (2, opening.flags(), &opening.numbers(), &opening.private_data),
-            Self::Reject { private_data } => (3, 0, &[], private_data),
-            Self::Region { id, bytes } => (4, 0, &[*id, 0, *bytes as u32, (*bytes >> 32) as u32], &[]),
-            Self::Bell => (5, 0, &[], &[]),
-            Self::Refused { reason } => (6, 0, &[], &reason.as_bytes()[..reason.len().min(MAX_PRIVATE_DATA)]),
+            Self::Hello(opening) => (kind::HELLO, opening.flags(), &opening.numbers(), &opening.private_data),
+            Self::Accept(opening) => (kind::ACCEPT, opening.flags(), &opening.numbers(), &opening.private_data),
+            Self::Reject { private_data } => (kind::REJECT, 0, &[], private_data),
+            Self::Region { id, bytes } => (kind::REGION, 0, &[*id, 0, *bytes as u32, (*bytes >> 32) as u32], &[]),
+            Self::Bell => (kind::BELL, 0, &[], &[]),
+            Self::Refused { reason } => {
+                (kind::REFUSED, 0, &[], &reason.as_bytes()[..reason.len().min(MAX_PRIVATE_DATA)])
+            }
         };
         let mut out: ArrayVec<u8, MAX_MESSAGE> = MAGIC.to_le_bytes().into_iter().chain(VERSION.to_le_bytes()).collect();
         out.extend([kind, flags]);
@@ -121,10 +133,10 @@ impl SocketMessage {
         // Per kind: known flags, count of numbers in the body, and maximum bytes of private data or text behind them.
         // Only Hello and Accept state whether their sender may sleep.
         let (known, count, max_rest) = match kind {
-            1 | 2 => (MAY_SLEEP, 3, MAX_PRIVATE_DATA),
-            3 | 6 => (0, 0, MAX_PRIVATE_DATA),
-            4 => (0, 4, 0),
-            5 => (0, 0, 0),
+            kind::HELLO | kind::ACCEPT => (MAY_SLEEP, 3, MAX_PRIVATE_DATA),
+            kind::REJECT | kind::REFUSED => (0, 0, MAX_PRIVATE_DATA),
+            kind::REGION => (0, 4, 0),
+            kind::BELL => (0, 0, 0),
             _ => return Err("unknown kind of message"),
         };
         if flags & !known != 0 {
@@ -137,15 +149,15 @@ impl SocketMessage {
         let numbers: ArrayVec<u32, 4> = numbers.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
         let private_data = rest.to_vec();
         Ok(match (kind, &numbers[..]) {
-            (1 | 2, &[ring_bytes, max_message, windows]) => {
+            (kind::HELLO | kind::ACCEPT, &[ring_bytes, max_message, windows]) => {
                 let may_sleep = flags & MAY_SLEEP != 0;
                 let opening = Opening { may_sleep, ring_bytes, max_message, windows, private_data };
-                if kind == 1 { Self::Hello(opening) } else { Self::Accept(opening) }
+                if kind == kind::HELLO { Self::Hello(opening) } else { Self::Accept(opening) }
             }
-            (3, _) => Self::Reject { private_data },
-            (4, &[id, 0, low, high]) => Self::Region { id, bytes: u64::from(high) << 32 | u64::from(low) },
-            (5, _) => Self::Bell,
-            (6, _) => Self::Refused { reason: String::from_utf8_lossy(rest).escape_debug().to_string() },
+            (kind::REJECT, _) => Self::Reject { private_data },
+            (kind::REGION, &[id, 0, low, high]) => Self::Region { id, bytes: u64::from(high) << 32 | u64::from(low) },
+            (kind::BELL, _) => Self::Bell,
+            (kind::REFUSED, _) => Self::Refused { reason: String::from_utf8_lossy(rest).escape_debug().to_string() },
             _ => return Err("reserved bytes are not zero"),
         })
     }

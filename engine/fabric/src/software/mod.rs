@@ -201,7 +201,7 @@ impl SoftwareFabric {
 
     #[inline(always)]
     fn poll_slot(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) -> Result<Arrival, PollOutcome> {
-        match self.table.at(slot) {
+        match self.table.get_by_slot_mut(slot) {
             Some(qp) => qp.poll(&mut self.common, out, end),
             None => Err(PollOutcome::Dead),
         }
@@ -244,7 +244,7 @@ impl SoftwareFabric {
     /// Prefetches the memory of the next polls, because that of a rarely polled queue pair is not cached.
     #[inline(never)]
     fn prefetch_next(&self) {
-        let ahead = |by| self.hot.get(self.turn + by).and_then(|&slot| self.table.peek_at(slot));
+        let ahead = |by| self.hot.get(self.turn + by).and_then(|&slot| self.table.get_by_slot(slot));
         if let Some(qp) = ahead(QP_PREFETCH_DISTANCE) {
             qp.prefetch();
         }
@@ -280,7 +280,7 @@ impl SoftwareFabric {
 
     fn for_each_hot(&mut self, mut act: impl FnMut(&mut SoftwareQp)) {
         for &slot in &self.hot {
-            if let Some(qp) = self.table.at(slot) {
+            if let Some(qp) = self.table.get_by_slot_mut(slot) {
                 act(qp);
             }
         }
@@ -313,11 +313,11 @@ impl Fabric for SoftwareFabric {
 
     /// Sends in the ring are copies, so only pending requests hold memory.
     fn holds_sends(&mut self, id: QpId) -> bool {
-        self.table.get(id).is_some_and(|qp| !qp.pending.is_empty())
+        self.table.get_mut(id).is_some_and(|qp| !qp.pending.is_empty())
     }
 
     fn disconnect(&mut self, id: QpId) {
-        let Some(qp) = self.table.get(id) else { return };
+        let Some(qp) = self.table.get_mut(id) else { return };
         match qp.state {
             SoftwareQpState::Up => {
                 (qp.state, qp.has_work) = (SoftwareQpState::Closing, true);
@@ -363,12 +363,12 @@ impl Fabric for SoftwareFabric {
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        self.table.find(qp)?.windows.keys.alloc(qp)
+        self.table.require_mut(qp)?.windows.keys.alloc(qp)
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.windows.keys.next(window.index)).unwrap_or(0)
+        self.table.get(window.qp).and_then(|qp| qp.windows.keys.next(window.index)).unwrap_or(0)
     }
 
     fn fence_receives(&mut self) {
@@ -381,7 +381,7 @@ impl Fabric for SoftwareFabric {
         let (queue, ended) = match qp {
             None => (receives, None),
             Some(id) => {
-                let Some(qp) = self.table.get(id) else { return 0 };
+                let Some(qp) = self.table.get_mut(id) else { return 0 };
                 let ended = (qp.state == SoftwareQpState::Error).then_some(id);
                 let Some(own) = qp.own_receives.as_deref_mut() else { return 0 };
                 (own, ended)
@@ -394,7 +394,7 @@ impl Fabric for SoftwareFabric {
 
     #[inline]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        match self.table.get(qp) {
+        match self.table.get_mut(qp) {
             Some(qp) => qp.post(&mut self.common, chain),
             None => Err(PostError::NotConnected),
         }
@@ -436,7 +436,7 @@ impl Fabric for SoftwareFabric {
         // A cold queue pair with work turns hot, and the poll before the sleep finds the work.
         let mut at = 0;
         while let Some(&slot) = self.cold.get(at) {
-            if self.table.at(slot).is_some_and(SoftwareQp::arm_cold) {
+            if self.table.get_by_slot_mut(slot).is_some_and(SoftwareQp::arm_cold) {
                 at += 1;
             } else {
                 self.cold.swap_remove(at);

@@ -74,7 +74,7 @@ fn honest() -> SoftwareConfig {
 }
 
 fn params() -> ConnectParams {
-    ConnectParams { windows: WINDOWS, rnr_retry: 7, ..ConnectParams::default() }
+    ConnectParams { windows: WINDOWS, rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY, ..ConnectParams::default() }
 }
 
 impl Cluster {
@@ -154,9 +154,9 @@ impl Cluster {
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
         let honest = self.honest;
         self.wait_until("the honest connection is up", |t| {
-            t.client.table.get(honest.0).filter(|q| q.is_live()).map(|_| ())
+            t.client.table.get_mut(honest.0).filter(|q| q.is_live()).map(|_| ())
         });
-        let posted = self.client.post_send(honest.0, &mut vec![Posting { wr_id: 0, signalled: false, wr }]);
+        let posted = self.client.post_send(honest.0, &mut vec![Posting { wr_id: 0, signaled: false, wr }]);
         assert_eq!(posted, Ok(()));
         let got = self.wait_until("the honest message", |t| {
             let at = t.done.iter().position(|d| d.qp == honest.1 && d.opcode == Opcode::Recv)?;

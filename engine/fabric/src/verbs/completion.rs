@@ -71,7 +71,7 @@ impl CompletionState {
 
     /// Posts a marker to a send queue. Its completion proves that all earlier requests have ended.
     pub(super) fn post_marker(&mut self, id: QpId, context: &mut PostContext) {
-        if self.table.get(id).is_some_and(|qp| qp.queues.post_marker(context)) {
+        if self.table.get_mut(id).is_some_and(|qp| qp.queues.post_marker(context)) {
             self.room = self.room.saturating_sub(1);
         }
     }
@@ -87,7 +87,7 @@ impl CompletionState {
         if !status.is_ok() {
             status = with_port_state(status, self.is_port_down);
         }
-        let Some(qp) = self.table.at(WrId(done.wr_id).slot()) else { return };
+        let Some(qp) = self.table.get_by_slot_mut(WrId(done.wr_id).slot()) else { return };
         let Some(count) = qp.queues.retire(done, status, out) else { return };
         self.room += count;
         if !status.is_ok() {
@@ -105,13 +105,13 @@ impl CompletionState {
         }
         let received = if status.is_ok() { done.byte_len as usize } else { 0 };
         let id = WrId(done.wr_id);
-        let (mut qp, mut buf) = (self.table.at(id.slot()), None);
+        let (mut qp, mut buf) = (self.table.get_by_slot_mut(id.slot()), None);
         if id.owner() == Owner::SHARED {
             buf = self.shared.table.complete(done, received);
             if self.last_lookup.0 != done.qp_num {
                 self.last_lookup = (done.qp_num, self.by_number.get(&done.qp_num).copied().unwrap_or(u32::MAX));
             }
-            qp = self.table.at(self.last_lookup.1);
+            qp = self.table.get_by_slot_mut(self.last_lookup.1);
         } else if let Some(qp) = &mut qp {
             buf = qp.queues.receives.as_mut().and_then(|table| table.complete(done, received));
         }

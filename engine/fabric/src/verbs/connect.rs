@@ -118,7 +118,7 @@ impl VerbsFabric {
             return Ok(());
         }
         reject(cm, format!("path MTU {theirs} exceeds `path_mtu` {limit} of this side").as_bytes());
-        Err(FabricError::peer(format!(
+        Err(FabricError::peer_violation(format!(
             "path MTU {theirs} exceeds `path_mtu` {limit} of this side: set `path_mtu` on both sides"
         )))
     }
@@ -162,7 +162,7 @@ impl VerbsFabric {
             }
             _ => {}
         }
-        let Some(qp) = self.completion.table.at(event.cookie as u32) else { return };
+        let Some(qp) = self.completion.table.get_by_slot_mut(event.cookie as u32) else { return };
         let id = qp.id;
         log::trace!("{id:?}: {} {}", event.name(), event.status);
         match (event.kind, qp.state) {
@@ -176,7 +176,7 @@ impl VerbsFabric {
                     }
                     _ => qp.cm.resolve_route(milliseconds(self.config.resolve_timeout)),
                 };
-                if let Some(Err(error)) = self.completion.table.peek(id).map(|qp| self.check_device(&qp.cm)) {
+                if let Some(Err(error)) = self.completion.table.get(id).map(|qp| self.check_device(&qp.cm)) {
                     self.fail_connect(id, error);
                 } else if let Err(error) = resolved {
                     self.fail_unreachable(id, &format!("rdma_resolve_route: {error}"));
@@ -257,7 +257,7 @@ impl VerbsFabric {
     }
 
     fn report_established(&mut self, id: QpId, private_data: Vec<u8>) {
-        if let Some(qp) = self.completion.table.get(id) {
+        if let Some(qp) = self.completion.table.get_mut(id) {
             qp.state = VerbsQpState::Up;
             self.events.push(ControlEvent::Established { qp: id, private_data });
         }
@@ -278,7 +278,7 @@ impl VerbsFabric {
     }
 
     fn fail_unreachable(&mut self, id: QpId, why: &str) {
-        let peer = self.completion.table.peek(id).and_then(|qp| qp.cm.peer_address());
+        let peer = self.completion.table.get(id).and_then(|qp| qp.cm.peer_address());
         let error = self.unreachable(&peer.map_or_else(String::new, |address| address.to_string()), why);
         self.fail_connect(id, error);
     }
@@ -289,7 +289,9 @@ impl VerbsFabric {
 
     /// Ends a connection attempt and reports it by `event`.
     fn fail_attempt(&mut self, id: QpId, event: ControlEvent) {
-        let Some(qp) = self.completion.table.get(id).filter(|qp| qp.state == VerbsQpState::Connecting) else { return };
+        let Some(qp) = self.completion.table.get_mut(id).filter(|qp| qp.state == VerbsQpState::Connecting) else {
+            return;
+        };
         qp.state = VerbsQpState::Failed;
         qp.enter_error();
         self.events.push(event);
@@ -297,7 +299,7 @@ impl VerbsFabric {
 
     /// Ends the connection and flushes posted requests.
     pub(super) fn end_connection(&mut self, id: QpId, cause: Disconnect, reason: impl Into<String>) {
-        let Some(qp) = self.completion.table.get(id) else { return };
+        let Some(qp) = self.completion.table.get_mut(id) else { return };
         if matches!(qp.state, VerbsQpState::Connecting | VerbsQpState::Failed | VerbsQpState::Ended) {
             return;
         }
@@ -316,7 +318,7 @@ impl VerbsFabric {
     /// Processes the slots in `attention`.
     pub(super) fn process_attention(&mut self) {
         for slot in std::mem::take(&mut self.completion.attention) {
-            let Some(qp) = self.completion.table.at(slot) else { continue };
+            let Some(qp) = self.completion.table.get_by_slot_mut(slot) else { continue };
             let id = qp.id;
             if qp.state == VerbsQpState::Ended {
                 if qp.ended_at == self.completion.empty_polls {
@@ -367,7 +369,7 @@ impl VerbsFabric {
     }
 
     fn process_queue_pair_event(&mut self, slot: u32, code: u32) {
-        let Some(qp) = self.completion.table.at(slot) else { return };
+        let Some(qp) = self.completion.table.get_by_slot_mut(slot) else { return };
         match code {
             AsyncEvent::LAST_RECEIVE_REACHED => qp.error_state.last_receive_reached = true,
             AsyncEvent::ESTABLISHED => {
@@ -395,7 +397,7 @@ impl VerbsFabric {
             taken
         };
         let is_quiescent = |fabric: &mut Self| {
-            let qp = fabric.completion.table.peek(id);
+            let qp = fabric.completion.table.get(id);
             qp.is_none_or(|qp| qp.error_state.is_quiescent(qp.queues.outstanding()))
         };
         let wait = |fabric: &mut Self| {

@@ -200,7 +200,7 @@ fn choose_port<'a>(
     let (iwarp, named): (Vec<&DevicePort>, Vec<&DevicePort>) =
         ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).partition(|port| port.is_iwarp);
     if let Some(port) = iwarp.first().filter(|_| named.is_empty()) {
-        return Err(FabricError::iwarp(&port.device));
+        return Err(FabricError::unsupported_iwarp(&port.device));
     }
     let failed = |why: String| {
         let detail = format!("{why}; available: {}", describe_ports(ports));
@@ -376,7 +376,7 @@ mod tests {
         let refused = |ports: &[DevicePort], name, to| choose(ports, name, to, None).expect_err("a failure");
         let alone = [rnic("siw0")];
         for (name, to) in [(None, None), (Some("siw0"), None), (None, address("10.0.0.1"))] {
-            assert_eq!(refused(&alone, name, to), FabricError::iwarp("siw0"));
+            assert_eq!(refused(&alone, name, to), FabricError::unsupported_iwarp("siw0"));
         }
         // An iWARP device before others does not affect the choice.
         let mut ports = three_ports();
@@ -384,7 +384,7 @@ mod tests {
         let device = |name, to| choose(&ports, name, to, None).map(|choice| choice.device);
         assert_eq!(device(None, None).expect("a device"), "mlx5_1");
         assert_eq!(device(None, address("10.0.0.3")).expect("a device"), "mlx5_2");
-        assert_eq!(refused(&ports, Some("irdma0"), None), FabricError::iwarp("irdma0"));
+        assert_eq!(refused(&ports, Some("irdma0"), None), FabricError::unsupported_iwarp("irdma0"));
         // An iWARP port does not show its IP address, but the error lists the port.
         let text = refused(&ports, None, address("10.0.0.9")).to_string();
         assert!(text.contains("no active port has the address") && text.contains("irdma0 port 1 (iWARP"), "{text}");

@@ -309,9 +309,9 @@ impl Fabric for VerbsFabric {
 
     /// Counters. `receiver_not_ready` is the port's counter, so it includes other users of the port.
     fn stats(&self) -> FabricStats {
-        let (stats, FabricStats { posts, doorbells, signalled, .. }) = (&self.completion.stats, self.context.stats);
+        let (stats, FabricStats { posts, doorbells, signaled, .. }) = (&self.completion.stats, self.context.stats);
         let receiver_not_ready = stats.receiver_not_ready + self.device.receiver_not_ready();
-        FabricStats { posts, doorbells, signalled, receiver_not_ready, ..*stats }
+        FabricStats { posts, doorbells, signaled, receiver_not_ready, ..*stats }
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
@@ -371,7 +371,7 @@ impl Fabric for VerbsFabric {
         let cm = cm.map_err(|e| errors::open_error("rdma_create_id", &e))?;
         let id = self.create_qp(params, connect::CONNECT_DATA, VerbsQpState::Connecting, cm)?;
         let timeout = connect::milliseconds(self.config.resolve_timeout);
-        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
+        let result = self.completion.table.get_mut(id).map_or(Ok(()), |qp| {
             qp.enter_init(self.device.choice.port)?;
             self.config.path.tos.map_or(Ok(()), |tos| qp.cm.set_tos(tos))?;
             qp.cm.resolve_address(from, to, timeout)
@@ -395,7 +395,7 @@ impl Fabric for VerbsFabric {
             return Err(error);
         }
         let id = self.create_qp(&params, connect::ACCEPT_DATA, VerbsQpState::Accepting, cm)?;
-        let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
+        let result = self.completion.table.get_mut(id).map_or(Ok(()), |qp| {
             qp.count = Some(count);
             qp.enter_ready(&self.config, self.device.choice.is_infiniband)?;
             qp.cm.accept(&params.private_data, qp.parameters(&self.config))
@@ -414,7 +414,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn disconnect(&mut self, id: QpId) {
-        let Some(qp) = self.completion.table.get(id) else { return };
+        let Some(qp) = self.completion.table.get_mut(id) else { return };
         match qp.state {
             VerbsQpState::Up => {
                 qp.state = VerbsQpState::Closing;
@@ -429,7 +429,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn destroy_qp(&mut self, id: QpId) {
-        let Some(qp) = self.completion.table.get(id) else { return };
+        let Some(qp) = self.completion.table.get_mut(id) else { return };
         if !matches!(qp.state, VerbsQpState::Connecting | VerbsQpState::Failed | VerbsQpState::Ended) {
             // An error means that both sides have already closed.
             let _ = qp.cm.disconnect();
@@ -480,12 +480,12 @@ impl Fabric for VerbsFabric {
                 self.device.capabilities.device
             )));
         }
-        self.completion.table.find(qp)?.queues.windows.add(qp)
+        self.completion.table.require_mut(qp)?.queues.windows.add(qp)
     }
 
     #[inline]
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.completion.table.peek(window.qp).and_then(|qp| qp.queues.windows.next_rkey(window.index)).unwrap_or(0)
+        self.completion.table.get(window.qp).and_then(|qp| qp.queues.windows.next_rkey(window.index)).unwrap_or(0)
     }
 
     #[inline]
@@ -499,7 +499,7 @@ impl Fabric for VerbsFabric {
         let posted = match qp {
             None => shared.post(&self.context.regions, bufs, *room),
             Some(id) => {
-                let Some(qp) = table.get(id) else { return 0 };
+                let Some(qp) = table.get_mut(id) else { return 0 };
                 if matches!(qp.state, VerbsQpState::Ended | VerbsQpState::Failed) && !qp.queues.shares_receives() {
                     // Some devices do not flush requests that are posted in the error state.
                     let n = bufs.iter().take_while(|buf| self.context.regions.get(buf.arena()).is_some()).count();
@@ -517,7 +517,7 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let CompletionState { table, room, .. } = &mut self.completion;
-        let Some(qp) = table.get(qp).filter(|qp| qp.accepts_posts()) else {
+        let Some(qp) = table.get_mut(qp).filter(|qp| qp.accepts_posts()) else {
             return Err(PostError::NotConnected);
         };
         let before = chain.len();
@@ -528,7 +528,7 @@ impl Fabric for VerbsFabric {
 
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let CompletionState { table, room, .. } = &mut self.completion;
-        let Some(qp) = table.get(qp).filter(|qp| qp.accepts_posts() && *room > 0) else { return false };
+        let Some(qp) = table.get_mut(qp).filter(|qp| qp.accepts_posts() && *room > 0) else { return false };
         let posted = qp.queues.post_immediate(&mut self.context, posting, immediate);
         *room -= usize::from(posted);
         posted

@@ -114,7 +114,7 @@ impl ProbePair {
     }
 
     fn post(&mut self, end: usize, wr: WorkRequest) -> io::Result<()> {
-        let mut chain = vec![Posting { wr_id: 0, signalled: true, wr }];
+        let mut chain = vec![Posting { wr_id: 0, signaled: true, wr }];
         let posted = self.ends[end].post(&mut self.context, &mut chain, usize::MAX);
         posted.map_err(|why| io::Error::other(format!("{why:?}")))
     }
@@ -235,7 +235,7 @@ fn state_transitions(peer: u32, choice: &Choice, port: &ibv_port_attr) -> [QpAtt
     let mut send = QpAttributes::state(state::IBV_QPS_RTS);
     send.attr.timeout = 14; // 67 ms
     send.attr.retry_cnt = 6;
-    send.attr.rnr_retry = 7; // unlimited
+    send.attr.rnr_retry = ConnectParams::UNLIMITED_RNR_RETRY;
     send.attr.max_rd_atomic = 1;
     send.mask |= (mask::IBV_QP_TIMEOUT
         | mask::IBV_QP_RETRY_CNT

@@ -125,7 +125,7 @@ impl VerbsQp {
             initiator_depth: read_depth(self.params.initiator_depth),
             flow_control: 0,
             retry_count: config.retries,
-            rnr_retry_count: self.params.rnr_retry.min(7),
+            rnr_retry_count: self.params.rnr_retry.min(ConnectParams::UNLIMITED_RNR_RETRY),
             srq: self.queues.shares_receives().into(),
             qp_num: self.queues.number(),
         }

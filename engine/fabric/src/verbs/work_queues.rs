@@ -30,8 +30,8 @@ use crate::{
 
 /// An empty scatter-gather entry.
 const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
-/// Longest run of unsignalled requests.
-const MAX_UNSIGNALLED: usize = 64;
+/// Longest run of unsignaled requests.
+const MAX_UNSIGNALED: usize = 64;
 
 /// Memory that the device uses for a request.
 #[expect(dead_code, reason = "lent and frozen memory is only held until it is dropped")]
@@ -97,9 +97,9 @@ pub(super) struct WorkQueues {
     first: u32,
     depth: usize,
     max_inline_data: usize,
-    /// Requests since the last signalled one, and the maximum of such requests.
-    unsignalled: usize,
-    max_unsignalled: usize,
+    /// Requests since the last signaled one, and the maximum of such requests.
+    unsignaled: usize,
+    max_unsignaled: usize,
     /// The Receives of the queue pair's own receive queue. `None` if it uses the shared one.
     pub(super) receives: Option<ReceiveTable>,
     pub(super) windows: QpWindows,
@@ -128,8 +128,8 @@ impl WorkQueues {
             first: 0,
             depth,
             max_inline_data: max_inline_data.min(supported) as usize,
-            unsignalled: 0,
-            max_unsignalled: (depth / 4).clamp(1, MAX_UNSIGNALLED),
+            unsignaled: 0,
+            max_unsignaled: (depth / 4).clamp(1, MAX_UNSIGNALED),
             receives: own_receives.map(|depth| ReceiveTable::new(owner, depth)),
             windows: QpWindows::new(pd, params.windows),
             qp: Some(qp),
@@ -165,15 +165,15 @@ impl WorkQueues {
         self.first.wrapping_add(self.in_flight.len() as u32)
     }
 
-    /// Decides whether the next request is signalled: if its poster requests that, or after a run of unsignalled ones.
+    /// Decides whether the next request is signaled: if its poster requests that, or after a run of unsignaled ones.
     #[inline]
-    fn decide_signalled(&mut self, is_requested: bool) -> bool {
-        self.unsignalled += 1;
-        let is_signalled = is_requested || self.unsignalled >= self.max_unsignalled;
-        if is_signalled {
-            self.unsignalled = 0;
+    fn decide_signaled(&mut self, is_requested: bool) -> bool {
+        self.unsignaled += 1;
+        let is_signaled = is_requested || self.unsignaled >= self.max_unsignaled;
+        if is_signaled {
+            self.unsignaled = 0;
         }
-        is_signalled
+        is_signaled
     }
 
     /// Posts Receives to the own receive queue; see [`ReceiveTable::post`]. Posts none without such a queue.
@@ -211,14 +211,14 @@ impl WorkQueues {
         context.reserve(1);
         let entry = context.entries.first_mut()?;
         self.build(&context.regions, posting, self.next_sequence(), entry).ok()?;
-        let is_signalled = self.decide_signalled(posting.signalled);
-        entry.request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
+        let is_signaled = self.decide_signaled(posting.signaled);
+        entry.request.send_flags |= flag(is_signaled, ibv_send_flags::IBV_SEND_SIGNALED.0);
         let posted = self.ring_doorbell(context, 1);
         // `Err(0)` means that the device has not taken the request.
         if posted != Err(0) {
             context.stats.doorbells += 1;
             context.stats.posts += 1;
-            context.stats.signalled += u64::from(is_signalled);
+            context.stats.signaled += u64::from(is_signaled);
             chain.pop().into_iter().for_each(|posting| self.record_posted(posting));
         }
         Some(posted.map_err(|_| PostError::Invalid(REFUSED)))
@@ -236,9 +236,9 @@ impl WorkQueues {
                 result = Err(PostError::Invalid(why));
                 break;
             }
-            let is_signalled = self.decide_signalled(posting.signalled);
-            entry.request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
-            signals += u64::from(is_signalled);
+            let is_signaled = self.decide_signaled(posting.signaled);
+            entry.request.send_flags |= flag(is_signaled, ibv_send_flags::IBV_SEND_SIGNALED.0);
+            signals += u64::from(is_signaled);
             sequence = sequence.wrapping_add(1);
             count += 1;
         }
@@ -254,7 +254,7 @@ impl WorkQueues {
         };
         context.stats.doorbells += 1;
         context.stats.posts += posted as u64;
-        context.stats.signalled += signals;
+        context.stats.signaled += signals;
         chain.drain(..posted).for_each(|posting| self.record_posted(posting));
         result
     }
@@ -364,7 +364,7 @@ impl WorkQueues {
     /// Records a posted request with its memory.
     #[inline]
     fn record_posted(&mut self, posting: Posting) {
-        let Posting { wr_id, signalled, wr } = posting;
+        let Posting { wr_id, signaled, wr } = posting;
         let (opcode, memory) = match wr {
             // The device has copied an inline message, so its buffer returns to the pool here.
             WorkRequest::Send { buf, .. } if buf.len() <= self.max_inline_data => {
@@ -381,10 +381,10 @@ impl WorkQueues {
                 (Opcode::LocalInvalidate, RequestMemory::Invalidation(window.index))
             }
         };
-        self.in_flight.push_back(InFlight { wr_id, opcode, is_reported: signalled, memory });
+        self.in_flight.push_back(InFlight { wr_id, opcode, is_reported: signaled, memory });
     }
 
-    /// Posts a signalled Send or Write with immediate data. Returns false for other requests, or on failure.
+    /// Posts a signaled Send or Write with immediate data. Returns false for other requests, or on failure.
     pub(super) fn post_immediate(&mut self, context: &mut PostContext, posting: Posting, immediate: u32) -> bool {
         let mut entry = zeroed_entry();
         let built = self.build(&context.regions, &posting, self.next_sequence(), &mut entry);
@@ -398,7 +398,7 @@ impl WorkQueues {
             _ => return false,
         };
         request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-        if self.post_signalled(context, entry).is_err() {
+        if self.post_signaled(context, entry).is_err() {
             return false;
         }
         self.record_posted(posting);
@@ -415,7 +415,7 @@ impl WorkQueues {
         let mut entry = zeroed_entry();
         entry.request.wr_id = self.owner.send_id(self.next_sequence());
         entry.request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        if self.post_signalled(context, entry) == Err(0) {
+        if self.post_signaled(context, entry) == Err(0) {
             return false;
         }
         let memory = RequestMemory::Marker;
@@ -423,16 +423,16 @@ impl WorkQueues {
         true
     }
 
-    /// Posts one signalled request. The errors are those of [`ring_doorbell`](Self::ring_doorbell).
-    fn post_signalled(&mut self, context: &mut PostContext, mut entry: WorkQueueEntry) -> Result<(), usize> {
+    /// Posts one signaled request. The errors are those of [`ring_doorbell`](Self::ring_doorbell).
+    fn post_signaled(&mut self, context: &mut PostContext, mut entry: WorkQueueEntry) -> Result<(), usize> {
         entry.request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
-        self.unsignalled = 0;
+        self.unsignaled = 0;
         context.reserve(1);
         context.entries[0] = entry;
         self.ring_doorbell(context, 1)
     }
 
-    /// Completes a request of the send queue and the unsignalled ones before it.
+    /// Completes a request of the send queue and the unsignaled ones before it.
     ///
     /// Returns their number. `None` if no posted request has the identifier.
     #[inline]

@@ -3,7 +3,7 @@
 //! The fuzz target `endpoint` and the test below use this module. The peer sends valid segments, segments with slightly
 //! wrong values, or arbitrary bytes. This side sends, receives, exposes memory and accesses the peer's memory.
 //!
-//! Invariants: hidden memory is neither changed nor sent, and readable memory is not changed. Each signalled request
+//! Invariants: hidden memory is neither changed nor sent, and readable memory is not changed. Each signaled request
 //! completes once. Every buffer returns to the pool. Segments of this side's messages are not interleaved.
 
 use std::cell::RefCell;
@@ -100,7 +100,7 @@ struct Scenario<'p, 'd> {
     /// Number of allocated windows.
     windows: u32,
     exposed: Vec<ExposedBuffer>,
-    /// Signalled requests that are not yet reported.
+    /// Signaled requests that are not yet reported.
     posted: Vec<u64>,
     /// Identifier of the last posted request.
     last_id: u64,
@@ -131,14 +131,14 @@ impl<'p, 'd> Scenario<'p, 'd> {
             send_queue_depth: 8,
             own_receive_queue: (mode & 1 != 0).then_some(4),
             windows: WINDOWS,
-            rnr_retry: if mode & 2 != 0 { 7 } else { 0 },
+            rnr_retry: if mode & 2 != 0 { ConnectParams::UNLIMITED_RNR_RETRY } else { 0 },
             ..ConnectParams::default()
         };
         let mut stream = RdmapStream::new(ID, &params, 0x1357_9bdf);
-        let (waits, crc, in_parts) = (mode & 4 != 0, mode & 8 != 0, mode & 16 != 0);
+        let (is_responder, crc, in_parts) = (mode & 4 != 0, mode & 8 != 0, mode & 16 != 0);
         let (scale, max_ulpdu) = (SCALES[usize::from(mode >> 5 & 1)], if mode & 64 != 0 { MAX_ULPDU } else { 100 });
         let agreed = Negotiated { crc, ord: 2, ird: 2, rtr: false, is_same_engine: true };
-        stream.begin(&agreed, waits, max_ulpdu, scale * RECEIVE_SIZE);
+        stream.begin(&agreed, is_responder, max_ulpdu, scale * RECEIVE_SIZE);
         let mut arenas = Arenas::default();
         arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("the arena is new");
         let shared = SharedResources { arenas, receives: ReceiveQueue::new(4), stats: FabricStats::default() };
@@ -337,11 +337,11 @@ impl<'p, 'd> Scenario<'p, 'd> {
         Some(buf)
     }
 
-    fn post(&mut self, wr: WorkRequest, signalled: bool) {
+    fn post(&mut self, wr: WorkRequest, signaled: bool) {
         self.last_id += 1;
-        let mut chain = vec![Posting { wr_id: self.last_id, signalled, wr }];
+        let mut chain = vec![Posting { wr_id: self.last_id, signaled, wr }];
         let posted = self.stream.post(&mut self.shared, &mut chain).is_ok() && chain.is_empty();
-        if posted && signalled {
+        if posted && signaled {
             self.posted.push(self.last_id);
         }
     }
@@ -497,8 +497,8 @@ impl<'p, 'd> Scenario<'p, 'd> {
             }
             match self.posted.iter().position(|&id| id == done.wr_id) {
                 Some(at) => _ = self.posted.remove(at),
-                // A failed request completes even if it is not signalled.
-                None => assert!(!done.status.is_ok(), "an unsignalled request completes only on failure: {done:?}"),
+                // A failed request completes even if it is not signaled.
+                None => assert!(!done.status.is_ok(), "an unsignaled request completes only on failure: {done:?}"),
             }
         }
     }
@@ -506,7 +506,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
     fn end(mut self) {
         self.stream.flush(crate::Status::Flushed, &mut self.done);
         self.check_completions();
-        assert!(self.posted.is_empty(), "every signalled request completes, but these did not: {:?}", self.posted);
+        assert!(self.posted.is_empty(), "every signaled request completes, but these did not: {:?}", self.posted);
     }
 }
 

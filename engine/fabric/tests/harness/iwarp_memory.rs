@@ -215,9 +215,9 @@ impl MemoryQp {
     }
 
     /// Starts the stream once the connection is established.
-    fn begin(&mut self, common: &MemoryState, agreed: &Negotiated, waits: bool) {
+    fn begin(&mut self, common: &MemoryState, agreed: &Negotiated, is_responder: bool) {
         let max_ulpdu = setup::max_ulpdu(common.config.fpdu_size, agreed.is_same_engine, SEGMENT);
-        self.rdmap.begin(agreed, waits, max_ulpdu, common.config.max_message);
+        self.rdmap.begin(agreed, is_responder, max_ulpdu, common.config.max_message);
     }
 
     /// Polls the connection once.
@@ -284,7 +284,7 @@ impl MemoryQp {
             // A Terminate can only follow complete FPDUs, so it is sent if the queue has room for all bytes before it.
             self.write(usize::MAX);
             if self.rdmap.outbound.buffer.len() == 0 {
-                self.rdmap.outbound.terminate(&message);
+                self.rdmap.outbound.send_terminate(&message);
                 self.write(usize::MAX);
             }
         }
@@ -322,7 +322,7 @@ impl MemoryQp {
         let Some(end) = &self.end else { return };
         let error = match end.take_frame() {
             None if !end.is_peer_closed() => return,
-            None => FabricError::peer("it closed the connection before it answered"),
+            None => FabricError::peer_violation("connection closed before an answer"),
             Some(frame) => {
                 let private_data = setup::private_data(&frame);
                 if frame.reject {
@@ -338,7 +338,7 @@ impl MemoryQp {
                         }
                         return common.events.push_back(ControlEvent::Established { qp, private_data });
                     }
-                    Err(error) => FabricError::peer(error.reason),
+                    Err(error) => FabricError::peer_violation(error.reason),
                 }
             }
         };
@@ -400,7 +400,7 @@ impl MemoryFabric {
             MemoryQp { id, rdmap, state, end: Some(end), polls_without_receive: 0, count: None }
         });
         self.qps.push(id);
-        self.table.get(id).expect("the queue pair was just inserted")
+        self.table.get_mut(id).expect("the queue pair was just inserted")
     }
 
     /// Accepts connections at the fabric's listening addresses.
@@ -486,16 +486,16 @@ impl Fabric for MemoryFabric {
         self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let request = self.request(request).filter(|request| !request.end.is_peer_closed());
-        let canceled = || FabricError::peer("it has withdrawn its connect request");
+        let canceled = || FabricError::peer_violation("connect request withdrawn");
         let Request { frame, end, count, .. } = request.ok_or_else(canceled)?;
         let (reply, agreed) = requested.reply_to(&frame, &params.private_data).map_err(|why| {
             end.send_frame(requested.rejection(&frame, &[]));
             self.common.shared.stats.requests_refused += 1;
-            FabricError::peer(why)
+            FabricError::peer_violation(why)
         })?;
         end.send_frame(reply);
         let id = self.add(params, MemoryQpState::Up, end).id;
-        let qp = self.table.find(id)?;
+        let qp = self.table.require_mut(id)?;
         qp.count = Some(count);
         qp.begin(&self.common, &agreed, true);
         self.common.events.push_back(ControlEvent::Established { qp: id, private_data: Vec::new() });
@@ -510,22 +510,22 @@ impl Fabric for MemoryFabric {
     }
 
     fn holds_sends(&mut self, id: QpId) -> bool {
-        self.table.get(id).is_some_and(|qp| qp.rdmap.outbound.is_busy())
+        self.table.get_mut(id).is_some_and(|qp| qp.rdmap.outbound.is_busy())
     }
 
     fn flow(&mut self, id: QpId) -> Option<Flow> {
-        self.table.get(id).map(|qp| {
+        self.table.get_mut(id).map(|qp| {
             let unacknowledged = qp.end.as_ref().map_or(0, |end| end.outgoing.borrow().bytes.len());
             qp.rdmap.flow(unacknowledged as u64)
         })
     }
 
     fn disconnect(&mut self, id: QpId) {
-        let Some(qp) = self.table.get(id) else { return };
+        let Some(qp) = self.table.get_mut(id) else { return };
         match qp.state {
             MemoryQpState::Up => qp.state = MemoryQpState::Closing,
             MemoryQpState::Connecting(_) => {
-                let error = FabricError::peer("disconnected before it answered");
+                let error = FabricError::peer_violation("no answer before this side disconnected");
                 qp.fail_connect(&mut self.common, ControlEvent::ConnectFailed { qp: id, error });
             }
             MemoryQpState::Closing | MemoryQpState::Error => {}
@@ -543,7 +543,7 @@ impl Fabric for MemoryFabric {
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
         self.accept_connections();
         for &id in &self.qps {
-            if let Some(qp) = self.table.get(id) {
+            if let Some(qp) = self.table.get_mut(id) {
                 qp.manage_connection(&mut self.common);
             }
         }
@@ -552,11 +552,11 @@ impl Fabric for MemoryFabric {
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let unknown = || FabricError::misuse(format!("{qp:?} is unknown"));
-        self.table.get(qp).ok_or_else(unknown)?.rdmap.windows.alloc(qp)
+        self.table.get_mut(qp).ok_or_else(unknown)?.rdmap.windows.alloc(qp)
     }
 
     fn next_rkey(&self, window: WindowId) -> u32 {
-        self.table.peek(window.qp).and_then(|qp| qp.rdmap.windows.next(window.index)).unwrap_or(0)
+        self.table.get(window.qp).and_then(|qp| qp.rdmap.windows.next(window.index)).unwrap_or(0)
     }
 
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
@@ -572,7 +572,7 @@ impl Fabric for MemoryFabric {
         let (queue, ended) = match qp {
             None => (receives, None),
             Some(id) => {
-                let Some(qp) = self.table.get(id) else { return 0 };
+                let Some(qp) = self.table.get_mut(id) else { return 0 };
                 let ended = matches!(qp.state, MemoryQpState::Error).then_some(id);
                 let Some(own) = qp.rdmap.own_receives.as_mut() else { return 0 };
                 (own, ended)
@@ -584,7 +584,7 @@ impl Fabric for MemoryFabric {
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let Some(qp) = self.table.get(qp) else { return Err(PostError::NotConnected) };
+        let Some(qp) = self.table.get_mut(qp) else { return Err(PostError::NotConnected) };
         match qp.state {
             MemoryQpState::Up | MemoryQpState::Closing => {}
             MemoryQpState::Connecting(_) => return Err(PostError::NotConnected),
@@ -607,7 +607,7 @@ impl Fabric for MemoryFabric {
         let first = self.common.random.below(self.qps.len() as u64) as usize;
         for at in 0..self.qps.len() {
             let id = self.qps[(first + at) % self.qps.len()];
-            if let Some(qp) = self.table.get(id) {
+            if let Some(qp) = self.table.get_mut(id) {
                 qp.poll(&mut self.common, out, end);
             }
         }

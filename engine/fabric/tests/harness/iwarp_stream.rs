@@ -18,9 +18,9 @@ impl SendBuffer {
                     all.extend_from_slice(&self.staged[at..at + len.min(&room)]);
                     at += len;
                 }
-                Span::Memory { of, offset, len } => {
+                Span::Memory { source, offset, len } => {
                     all.resize(start + len.min(&room), 0);
-                    copy(of, *offset, &mut all[start..]);
+                    copy(source, *offset, &mut all[start..]);
                 }
             }
         }

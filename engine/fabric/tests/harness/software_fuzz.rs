@@ -88,7 +88,7 @@ impl Peer {
         let (max_message, memory) = (MAX_MESSAGE as u32, ExposedMemory::new(0, mappings));
         let id = fabric.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, memory));
         let region = fabric.common.regions.get(exposed).expect("the arena is registered").id;
-        let qp = fabric.table.get(id).expect("the queue pair was just inserted");
+        let qp = fabric.table.get_mut(id).expect("the queue pair was just inserted");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
         qp.state = SoftwareQpState::Up;
         // This is the state after the arena's descriptor was sent to the peer.
@@ -154,7 +154,7 @@ impl SoftwareFabric {
 
     /// Announces a message of any length without writing it, as a hostile peer can.
     pub fn announce(&mut self, qp: QpId, len: u32) {
-        if let Some(qp) = self.table.get(qp) {
+        if let Some(qp) = self.table.get_mut(qp) {
             announce(&qp.ring, &qp.tx, len, qp.rx.taken());
         }
     }

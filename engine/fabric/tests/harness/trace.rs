@@ -62,7 +62,7 @@ impl<F: Fabric> Trace<F> {
     }
 
     fn format_request(&self, qp: QpId, posting: &Posting) -> String {
-        let signalled = if posting.signalled { " signalled" } else { "" };
+        let signaled = if posting.signaled { " signaled" } else { "" };
         let request = match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
                 let invalidate = invalidate.map_or(String::new(), |key| format!(" invalidates {key:#010x}"));
@@ -84,7 +84,7 @@ impl<F: Fabric> Trace<F> {
             }
             WorkRequest::LocalInvalidate { window } => format!("LocalInvalidate window {}", window.index),
         };
-        format!("{qp:?} > {:#x}{signalled} {request}", posting.wr_id)
+        format!("{qp:?} > {:#x}{signaled} {request}", posting.wr_id)
     }
 
     fn format_completion(&self, done: &Completion) -> String {

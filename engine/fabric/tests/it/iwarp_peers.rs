@@ -134,7 +134,7 @@ impl Server {
         let src = Source::Frozen(self.pool.alloc(len).expect("a buffer").freeze());
         let remote = RemoteMemory { rkey: 7, address: 0 };
         let wr = WorkRequest::Write { src, offset: 0, len, remote };
-        self.fabric.post_send(qp, &mut vec![Posting { wr_id, signalled: true, wr }]).expect("posted");
+        self.fabric.post_send(qp, &mut vec![Posting { wr_id, signaled: true, wr }]).expect("posted");
     }
 
     /// Waits for `n` Writes and returns their statuses.
@@ -367,7 +367,7 @@ fn a_peer_of_revision_1_is_served_and_read_from() {
     let read = |wr_id| {
         let dst = server.pool.alloc(4096).expect("a buffer").lend().expect("lent by the owning thread");
         let remote = RemoteMemory { rkey: 7, address: 0 };
-        Posting { wr_id, signalled: true, wr: WorkRequest::Read { dst, offset: 0, len: 4, remote } }
+        Posting { wr_id, signaled: true, wr: WorkRequest::Read { dst, offset: 0, len: 4, remote } }
     };
     server.fabric.post_send(qp, &mut vec![read(1), read(2)]).expect("posted");
     for n in 1..=2 {
@@ -443,7 +443,7 @@ fn a_message_waits_for_a_receive_until_retry_timeout() {
     let messages = messages.concat();
     for (config, times_out) in [(IwarpFabricConfig::default(), false), (short_timeouts(), true)] {
         let mut server = Server::new(config);
-        server.params.rnr_retry = 7;
+        server.params.rnr_retry = ConnectParams::UNLIMITED_RNR_RETRY;
         let (mut peer, qp) = server.establish(false);
         peer.send(&messages);
         server
@@ -509,7 +509,7 @@ fn check_slow_reader(send_buffer: usize, len: usize, read: bool) {
     if read {
         let dst = server.pool.alloc(100).expect("a buffer").lend().expect("lent by the owning thread");
         let wr = WorkRequest::Read { dst, offset: 0, len: 100, remote: RemoteMemory { rkey: 7, address: 0 } };
-        server.fabric.post_send(qp, &mut vec![Posting { wr_id: 99, signalled: true, wr }]).expect("posted");
+        server.fabric.post_send(qp, &mut vec![Posting { wr_id: 99, signaled: true, wr }]).expect("posted");
     }
     let (start, mut taken) = (Instant::now(), 0);
     while start.elapsed() < 2 * retry_timeout {
@@ -563,14 +563,14 @@ fn an_invalid_reply_fails_the_connect() {
         (
             "half a reply, then the end of the stream",
             mpa_frame(MpaFrameKind::Reply, false, 2, 4)[..19].to_vec(),
-            "closed the connection",
+            "connection closed before an answer",
             None,
         ),
-        ("only the end of the stream", Vec::new(), "closed the connection before it answered", None),
+        ("only the end of the stream", Vec::new(), "connection closed before an answer", None),
     ] {
         let (mut peer, qp) = server.connect_to_peer();
         peer.send(&reply);
-        if expected.starts_with("closed") {
+        if expected.starts_with("connection closed") {
             peer.socket.shutdown(Shutdown::Write).expect("shutdown");
         }
         let error = server.wait_connect_error(qp);

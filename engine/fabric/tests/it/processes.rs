@@ -54,7 +54,7 @@ fn address(name: &str) -> FabricAddress {
 }
 
 fn params() -> ConnectParams {
-    ConnectParams { rnr_retry: 7, ..ConnectParams::default() }
+    ConnectParams { rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY, ..ConnectParams::default() }
 }
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -93,7 +93,7 @@ impl End {
         let Some(mut buf) = self.pool.alloc(bytes.len()) else { return false };
         buf.copy_from_slice(&bytes);
         let wr = WorkRequest::Send { buf, invalidate, fence: false };
-        self.fabric.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).is_ok()
+        self.fabric.post_send(qp, &mut vec![Posting { wr_id: 1, signaled: false, wr }]).is_ok()
     }
 
     fn lend(&self) -> Lent {
@@ -347,7 +347,7 @@ fn run(mut end: End) -> ! {
                 reads.push((qp, mem.clone(), len));
                 WorkRequest::Read { dst: mem, offset: 0, len, remote }
             };
-            let _ = end.fabric.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]);
+            let _ = end.fabric.post_send(qp, &mut vec![Posting { wr_id: 2, signaled: true, wr }]);
             if bytes[0] == b'W' {
                 end.send(qp, &[b"written"], Some(remote.rkey));
             }
@@ -369,7 +369,7 @@ fn storm(address: &FabricAddress) -> ! {
                 let remote =
                     RemoteMemory { rkey: end.fabric.next_rkey(window), address: end.fabric.remote_address(&mem, 0) };
                 let wr = WorkRequest::Bind { window, mem, offset: 0, len: SIZE, access: Access::REMOTE };
-                let bind = Posting { wr_id: 3, signalled: false, wr };
+                let bind = Posting { wr_id: 3, signaled: false, wr };
                 if end.fabric.post_send(qp, &mut vec![bind]).is_ok() {
                     end.send(qp, &[&transfer_request(b"W", remote, SIZE, 0)], None);
                 }
@@ -402,7 +402,7 @@ fn messages_and_rdma_work_between_processes() {
             let remote =
                 RemoteMemory { rkey: end.fabric.next_rkey(window), address: end.fabric.remote_address(&mem, 0) };
             let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access };
-            end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signalled: false, wr }]).expect("bind");
+            end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signaled: false, wr }]).expect("bind");
             remote
         };
         let remote = bind(&mut end, Access::REMOTE_WRITE);
@@ -417,7 +417,7 @@ fn messages_and_rdma_work_between_processes() {
         let (sum, _) = end.poll_until("the Read", |e| e.take_message(qp));
         assert_eq!(u64_at(&sum, 0), got.iter().map(|&b| u64::from(b)).sum::<u64>(), "{len} bytes");
         let wr = WorkRequest::LocalInvalidate { window };
-        end.fabric.post_send(qp, &mut vec![Posting { wr_id: 6, signalled: true, wr }]).expect("invalidate");
+        end.fabric.post_send(qp, &mut vec![Posting { wr_id: 6, signaled: true, wr }]).expect("invalidate");
         end.poll_until("the invalidation", |e| {
             let at = e.done.iter().position(|d| d.opcode == Opcode::LocalInvalidate)?;
             Some(e.done.remove(at))
@@ -460,7 +460,7 @@ fn a_connected_peer_is_served_without_free_descriptors() {
     let (window, mem) = (end.fabric.alloc_window(qp).expect("window"), end.lend());
     let remote = RemoteMemory { rkey: end.fabric.next_rkey(window), address: end.fabric.remote_address(&mem, 0) };
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: SIZE, access: Access::REMOTE_WRITE };
-    end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signalled: false, wr }]).expect("bind");
+    end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signaled: false, wr }]).expect("bind");
     end.send(qp, &[&transfer_request(b"W", remote, SIZE, 7)], None);
     end.poll_until("the Write", |e| e.take_message(qp));
     let mut got = vec![0; SIZE];
@@ -500,14 +500,14 @@ fn a_killed_server_ends_its_own_connection_only() {
                     address: end.fabric.remote_address(mem.as_ref()?, 0),
                 };
                 let wr = WorkRequest::Bind { window, mem: mem.clone()?, offset: 0, len: SIZE, access: Access::REMOTE };
-                let bind = Posting { wr_id: 8, signalled: false, wr };
+                let bind = Posting { wr_id: 8, signaled: false, wr };
                 if end.fabric.post_send(killed_qp, &mut vec![bind]).is_ok() {
                     end.send(killed_qp, &[&transfer_request(b"W", remote, SIZE, turns)], None);
                 }
             }
             let buf = end.pool.alloc(1000)?;
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-            let mut chain = vec![Posting { wr_id: 100 + posted, signalled: true, wr }];
+            let mut chain = vec![Posting { wr_id: 100 + posted, signaled: true, wr }];
             chain[0].wr = match std::mem::replace(&mut chain[0].wr, WorkRequest::LocalInvalidate { window }) {
                 WorkRequest::Send { mut buf, .. } => {
                     buf[0] = b'E';
@@ -607,7 +607,7 @@ fn a_killed_client_ends_its_own_connection_only() {
                     if let Some(buf) = end.exposed.alloc(SIZE) {
                         let src = Source::Frozen(buf.freeze());
                         let wr = WorkRequest::Write { src, offset: 0, len: SIZE, remote };
-                        let _ = end.fabric.post_send(killed_qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+                        let _ = end.fabric.post_send(killed_qp, &mut vec![Posting { wr_id: 1, signaled: true, wr }]);
                     }
                 } else {
                     got += 1;

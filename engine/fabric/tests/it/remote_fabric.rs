@@ -106,6 +106,13 @@ mod request_code {
     pub(super) const WAIT: u64 = 12;
 }
 
+/// Codes of the work requests in a [`request_code::POST`].
+mod work_request_code {
+    pub(super) const SEND: u64 = 0;
+    pub(super) const WRITE: u64 = 1;
+    pub(super) const READ: u64 = 2;
+}
+
 /// Serves requests until the socket closes.
 pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
     let classes = vec![Class { size: RECEIVE_SIZE, count: 1024 }, Class { size: 4 << 20, count: 4 }];
@@ -174,26 +181,28 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
                 let mut chain = Vec::new();
                 let mut lents = Vec::new();
                 for _ in 0..request.get() {
-                    let (kind, wr_id, signalled) = (request.get(), request.get(), request.get() == 1);
+                    let (code, wr_id, signaled) = (request.get(), request.get(), request.get() == 1);
                     let (key, address) = (request.get(), request.get());
                     let remote = RemoteMemory { rkey: key as u32, address };
                     let bytes = request.get_bytes();
                     let len = bytes.len();
                     let mut buf = pool.alloc(len).expect("memory");
                     buf.copy_from_slice(&bytes);
-                    let wr = match kind {
-                        0 => {
+                    let wr = match code {
+                        work_request_code::SEND => {
                             let invalidate = (key != u64::MAX).then_some(key as u32);
                             WorkRequest::Send { buf, invalidate, fence: false }
                         }
-                        1 => WorkRequest::Write { src: Source::Frozen(buf.freeze()), offset: 0, len, remote },
+                        work_request_code::WRITE => {
+                            WorkRequest::Write { src: Source::Frozen(buf.freeze()), offset: 0, len, remote }
+                        }
                         _ => {
                             let dst = buf.lend().expect("lend");
                             lents.push((wr_id, dst.clone()));
                             WorkRequest::Read { dst, offset: 0, len, remote }
                         }
                     };
-                    chain.push(Posting { wr_id, signalled, wr });
+                    chain.push(Posting { wr_id, signaled, wr });
                 }
                 let all = chain.len();
                 let result = fabric.post_send(qp, &mut chain);
@@ -291,13 +300,13 @@ impl RemoteFabric {
         let mut answer = self.call(|w| {
             w.put(request_code::POST).put_qp(qp).put(chain.len() as u64);
             for posting in chain.iter() {
-                let mut put_request = |kind: u64, key: u64, address: u64, bytes: &[u8]| {
-                    w.put(kind).put(posting.wr_id).put(u64::from(posting.signalled));
+                let mut put_request = |code: u64, key: u64, address: u64, bytes: &[u8]| {
+                    w.put(code).put(posting.wr_id).put(u64::from(posting.signaled));
                     w.put(key).put(address).put_bytes(bytes);
                 };
                 match &posting.wr {
                     WorkRequest::Send { buf, invalidate, .. } => {
-                        put_request(0, invalidate.map_or(u64::MAX, u64::from), 0, buf);
+                        put_request(work_request_code::SEND, invalidate.map_or(u64::MAX, u64::from), 0, buf);
                     }
                     WorkRequest::Write { src, offset, len, remote } => {
                         let mut bytes = vec![0; *len];
@@ -305,10 +314,10 @@ impl RemoteFabric {
                             Source::Lent(lent) => assert!(lent.read_at(*offset, &mut bytes)),
                             Source::Frozen(frozen) => bytes.copy_from_slice(&frozen[*offset..*offset + *len]),
                         }
-                        put_request(1, u64::from(remote.rkey), remote.address, &bytes);
+                        put_request(work_request_code::WRITE, u64::from(remote.rkey), remote.address, &bytes);
                     }
                     WorkRequest::Read { len, remote, .. } => {
-                        put_request(2, u64::from(remote.rkey), remote.address, &vec![0; *len]);
+                        put_request(work_request_code::READ, u64::from(remote.rkey), remote.address, &vec![0; *len]);
                     }
                     other => panic!("an acceptor does not support {other:?}"),
                 }

@@ -74,7 +74,7 @@ fn a_trace_has_requests_and_completions() {
     world.server_done(s, Opcode::Recv).expect("arrives");
     world.client_done(c, Opcode::Send).expect("completes");
     let lines = lines.borrow().join("\n");
-    assert!(lines.contains(&format!("{c:?} > 0x77 signalled Send: hello")), "{lines}");
+    assert!(lines.contains(&format!("{c:?} > 0x77 signaled Send: hello")), "{lines}");
     assert!(lines.contains(&format!("{c:?} < 0x77 Send Success")), "{lines}");
     world.close().expect("all buffers are returned");
 }
@@ -115,7 +115,7 @@ fn send_until_broken_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress,
     let server = Chaos::new(open(), ChaosConfig { seed: config.seed + 1, ..ChaosConfig::default() });
     let mut world = World::new(client, server, address.clone(), address).expect("two fabrics");
     let mut seen = Outcomes::default();
-    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let retrying = ConnectParams { rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY, ..ConnectParams::default() };
     for _ in 0..20 {
         let (c, s) = world.connect_with(&retrying, &retrying).expect("connect");
         let (mut sent, mut ended, mut broken) = (0u64, 0u64, false);

@@ -66,6 +66,16 @@ impl Form<'_> {
     pub const PART: Form<'static> = Form { more: true, ..Form::INLINE };
 }
 
+/// A call that [`Connection::start_call`] has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartedCall {
+    /// Identifier of the call.
+    pub id: CallId,
+    /// Whether the call may be sent immediately. Its header must then be [written](Connection::write_header) now.
+    /// Otherwise the call is queued.
+    pub may_send: bool,
+}
+
 /// Resources that a connection uses now, and what its peer still has to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionStatus {
@@ -223,8 +233,7 @@ impl Connection {
     /// Starts a call. `token` is the caller's own number for it; `deadline` is in nanoseconds, `u64::MAX` for none.
     /// `name` is what [`age_calls`](Self::age_calls) returns for it, such as the number of its procedure.
     ///
-    /// The result is true if the call may be sent immediately, which requires `allow_immediate`. Its header must then
-    /// be [written](Self::write_header) now. Otherwise the call is queued.
+    /// The call may be sent immediately only with `allow_immediate`.
     ///
     /// # Errors
     /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
@@ -235,12 +244,12 @@ impl Connection {
         deadline: u64,
         name: u16,
         allow_immediate: bool,
-    ) -> Result<(CallId, bool), CallError> {
+    ) -> Result<StartedCall, CallError> {
         // Waiting messages go first: a continued message must not be interrupted.
         if allow_immediate && self.calls.has_empty_queue() && self.outbox.is_empty() && self.may_send_call() {
-            return Ok((self.calls.start(token, deadline, name, true)?, true));
+            return Ok(StartedCall { id: self.calls.start(token, deadline, name, true)?, may_send: true });
         }
-        Ok((self.calls.start(token, deadline, name, false)?, false))
+        Ok(StartedCall { id: self.calls.start(token, deadline, name, false)?, may_send: false })
     }
 
     /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.

@@ -112,7 +112,7 @@ impl Connection {
         let layout = view.flags().without(Flags::RESPONSE);
         if view.htype() == HeaderType::Msg && self.layouts.expected.map(HeadLayout::flags) == Some(layout) {
             self.header = DecodedHeader::checked(view, is_response(view));
-            return Ok(self.complete(self.header.head, ListKinds::of(view)));
+            return Ok(self.complete(self.header.head, ListKinds::from_view(view)));
         }
         self.receive_rare(view)
     }
@@ -121,8 +121,8 @@ impl Connection {
     fn complete_checked(&mut self, view: &View<'_>) -> ReceivedMessage {
         self.header = DecodedHeader::checked(view, is_response(view));
         match is_response(view) {
-            true => self.complete_reply(view.xid(), ListKinds::of(view)),
-            false => self.complete_call(view.xid(), ListKinds::of(view)),
+            true => self.complete_reply(view.xid(), ListKinds::from_view(view)),
+            false => self.complete_call(view.xid(), ListKinds::from_view(view)),
         }
     }
 
@@ -536,7 +536,7 @@ impl Connection {
         let outcome = match view.body() {
             ViewBody::Msg(()) | ViewBody::Nomsg(()) => {
                 self.header = DecodedHeader::checked(view, response);
-                self.complete_v1(self.header.head, ListKinds::of(view))
+                self.complete_v1(self.header.head, ListKinds::from_view(view))
             }
             ViewBody::Error(error) if response => {
                 if self.handle_error(view.xid(), error) {

@@ -8,9 +8,9 @@ use super::*;
 fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
     for credit_mode in ALL {
         let mut pair = Pair::new(credit_mode);
-        let sent = pair.client.start_call(1, 100, 0, false).unwrap().0;
+        let sent = pair.client.start_call(1, 100, 0, false).unwrap().id;
         Pair::transmit(&mut pair.client, &mut pair.to_server);
-        let unsent = pair.client.start_call(2, 200, 0, false).unwrap().0;
+        let unsent = pair.client.start_call(2, 200, 0, false).unwrap().id;
         assert_eq!(pair.client.calls().next_deadline(), 100);
         assert_eq!(pair.client.handle_timeout(99), None);
         assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::TimedOut { sent: true })));
@@ -67,7 +67,7 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
             pair.deliver_to_client();
         }
         assert_eq!(pair.client.credits().available(), 0, "{credit_mode:?}");
-        let waiting_call = pair.client.start_call(99, 200, 0, false).unwrap().0;
+        let waiting_call = pair.client.start_call(99, 200, 0, false).unwrap().id;
         let lack = |oldest| Some(CallError::NoCredits { unanswered: CREDITS as usize, oldest });
         assert_eq!(
             pair.client.calls().lack_of_credits(pair.client.credits(), 50),
@@ -118,7 +118,7 @@ fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
 fn a_cancelled_call_ends_once() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     let before = pair.server.counters().received;
-    let call = pair.client.start_call(7, u64::MAX, 0, false).unwrap().0;
+    let call = pair.client.start_call(7, u64::MAX, 0, false).unwrap().id;
     assert_eq!(pair.client.cancel(call, 0), Some((7, CallError::Cancelled { sent: false })));
     assert_eq!(pair.client.cancel(call, 0), None);
     pair.round_trip();

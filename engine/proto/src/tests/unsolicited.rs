@@ -38,14 +38,14 @@ fn a_server_answers_invalid_messages_with_the_protocols_error() {
 #[test]
 fn a_client_sends_no_error_and_ends_the_call_that_the_message_names() {
     let mut pair = Pair::new(CreditMode::V1);
-    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
+    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().id;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     // A reply with an invalid Write list.
     pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 0, 5, 0]));
     pair.deliver_to_client();
     assert!(matches!(pair.failed[..], [(5, CallError::MalformedReply(_))]));
     // This header is well-formed, but replies have no Read list.
-    let call = pair.client.start_call(6, u64::MAX, 0, false).unwrap().0;
+    let call = pair.client.start_call(6, u64::MAX, 0, false).unwrap().id;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
     let header = Header { xid: call.xid(), credit: 1, received: None, flags: Flags::NONE, body: Body::Msg(chunks) };
@@ -65,7 +65,7 @@ fn a_client_sends_no_error_and_ends_the_call_that_the_message_names() {
 fn a_client_with_services_drops_msgp_and_done_silently() {
     let client = ConnConfig { accepts_calls: true, ..config(CreditMode::V1, false) };
     let mut pair = Pair::before_negotiation(client, config(CreditMode::V1, true));
-    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
+    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().id;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     pair.to_server.clear();
     for xid in [call.xid(), 1234] {

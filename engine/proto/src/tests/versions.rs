@@ -134,7 +134,7 @@ fn any_range_and_version_word_of_an_err_vers_is_read() {
         assert_eq!(client.terms().version, Version::V1);
         // A client of version 1 has called immediately.
         let mut client = Connection::new(config(CreditMode::V1, false));
-        let call = client.start_call(5, u64::MAX, 0, false).unwrap().0;
+        let call = client.start_call(5, u64::MAX, 0, false).unwrap().id;
         Pair::transmit(&mut client, &mut VecDeque::new());
         let error = CallError::Transport(ErrorBody::Vers { low: 3, high: 4 });
         let event = handle(&mut client, &words(&[call.xid(), vers, 1, 4, 1, 3, 4]));
@@ -202,7 +202,7 @@ fn a_server_that_changes_the_version_ends_the_connection() {
 #[test]
 fn a_version_error_after_negotiation_changes_nothing() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
+    let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().id;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let event = handle(&mut pair.client, &words(&[call.xid(), 2, 1, 4, 1, 1, 1]));
     let error = CallError::Transport(ErrorBody::Vers { low: 1, high: 1 });

@@ -59,7 +59,7 @@ impl Head {
 
     /// The fields of a message for which [`windowed_direction`](Self::windowed_direction) has returned `response`.
     #[inline]
-    pub fn of_windowed(message: &[u8], response: bool) -> Self {
+    pub fn from_windowed(message: &[u8], response: bool) -> Self {
         let Some(header) = message.first_chunk::<WINDOWED_LEN>() else { return Self::default() };
         let (xid, credit, received) = (word(header, 0), word(header, 8), Some(word(header, 20)));
         // Without chunks, a handle is meaningless.
@@ -67,7 +67,7 @@ impl Head {
     }
 
     /// Takes the fields from a view. The caller states the direction, which a header of version 1 does not show.
-    pub fn of(view: &View<'_>, response: bool) -> Self {
+    pub fn from_view(view: &View<'_>, response: bool) -> Self {
         Self {
             xid: view.xid(),
             credit: view.credit(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 
-use super::invariants::{self, Owned, check_view, compare_heads_with_view};
+use super::invariants::{self, OwnedView, check_view, compare_heads_with_view};
 use super::properties::{Builder, Properties, Property, PropertyId, ReverseSupport, Subset};
 use super::*;
 
@@ -239,7 +239,7 @@ proptest! {
         prop_assert_eq!(view.version(), version);
         prop_assert_eq!(view.payload_offset(), if is_part { whole.len() } else { header.len() });
         prop_assert_eq!(view.payload(), if carries_payload { &parts.payload[..] } else { &[] });
-        parts.with_header(|value| assert_eq!(Owned::of(&view).header(), value));
+        parts.with_header(|value| assert_eq!(OwnedView::new(&view).header(), value));
         check_view(&view);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each decodes to the value beside it, and that value encodes to the same bytes.
 
-use super::invariants::Owned;
+use super::invariants::OwnedView;
 use super::optional::{Operation, OperationCode};
 use super::properties::{Builder, Properties, Property, PropertyId, ReverseSupport, Subset};
 use super::tests::bytes;
@@ -35,7 +35,7 @@ fn check_both_ways(hex: &str, payload: &str, header: &Header<'_>, version: Versi
     assert_eq!((view.htype(), view.flags(), view.received()), (header.body.htype(), flags, header.received));
     assert_eq!(view.payload(), bytes(payload));
     assert_eq!(view.payload_offset(), out.len());
-    let owned = Owned::of(&view);
+    let owned = OwnedView::new(&view);
     assert_eq!(Header { flags, ..*header }, owned.header(), "read");
 }
 

@@ -59,7 +59,7 @@ fn check_error(bytes: &[u8], error: &WireError, revision: Revision) {
 
 /// The value of a view, with storage for its lists.
 #[derive(Debug)]
-pub(super) struct Owned<'a> {
+pub(super) struct OwnedView<'a> {
     view: View<'a>,
     reads: Vec<ReadSegment>,
     counts: Vec<u32>,
@@ -67,9 +67,9 @@ pub(super) struct Owned<'a> {
     reply: Option<Vec<Segment>>,
 }
 
-impl<'a> Owned<'a> {
-    pub(super) fn of(view: &View<'a>) -> Owned<'a> {
-        Owned {
+impl<'a> OwnedView<'a> {
+    pub(super) fn new(view: &View<'a>) -> Self {
+        Self {
             view: *view,
             reads: view.reads().collect(),
             counts: view.writes().map(|chunk| chunk.len() as u32).collect(),
@@ -115,14 +115,14 @@ pub(super) fn check_view(view: &View<'_>) {
     if let ViewBody::Connprop(set) = view.body() {
         check_property_set(&set, revision);
     }
-    let owned = Owned::of(view);
+    let owned = OwnedView::new(view);
     let header = owned.header();
     // An ERR_VERS in the common layout has no flags. Our encoding has flags.
     if view.payload_offset() == header.encoded_len(version, revision) {
         let mut out = vec![0; view.payload_offset()];
         header.emit(&mut out, version, revision).expect("space");
         let again = View::check(&out, revision).expect("still valid");
-        assert_eq!(Owned::of(&again).header(), header);
+        assert_eq!(OwnedView::new(&again).header(), header);
     } else {
         assert_eq!((view.htype(), version, view.payload_offset()), (HeaderType::Error, Version::V2, ERR_VERS_LEN));
     }
@@ -149,7 +149,7 @@ pub(super) fn compare_heads_with_view(message: &[u8], revision: Revision) {
         let head = without_chunks.map(|(head, _)| head);
         if layout == HeadLayout::V2Windowed {
             let direction = Head::windowed_direction(message);
-            assert_eq!(direction.map(|response| Head::of_windowed(message, response)), head);
+            assert_eq!(direction.map(|response| Head::from_windowed(message, response)), head);
         }
         assert_eq!(head.is_some(), expected.is_some(), "{layout:?} {message:?}");
         if let (Some(head), Some(view)) = (head, expected) {

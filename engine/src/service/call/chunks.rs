@@ -121,7 +121,7 @@ impl<'a> Results<'a> {
 
     /// Whether the result travels in a Write chunk. It is requested inline if its chunk is empty or missing.
     #[inline]
-    pub(crate) fn has(&self, index: usize) -> bool {
+    pub(crate) fn has_chunk(&self, index: usize) -> bool {
         self.0.get(index).is_some_and(ResultChunk::has_room)
     }
 
@@ -259,7 +259,7 @@ impl CallChunks {
     }
 
     /// Whether the reply returns a Write list or a Reply chunk.
-    pub(crate) fn is_returned(&self) -> bool {
+    pub(crate) fn returns_chunks(&self) -> bool {
         !self.results.is_empty() || self.reply.is_some()
     }
 
@@ -303,7 +303,7 @@ impl CallChunks {
     }
 
     /// Whether RDMA Reads are needed.
-    pub(crate) fn fetches(&self) -> bool {
+    pub(crate) fn needs_reads(&self) -> bool {
         !self.reads.is_empty()
     }
 

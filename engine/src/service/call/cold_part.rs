@@ -51,7 +51,7 @@ impl ColdPart {
     /// Clears all fields. With `only_chunks`, all fields but the chunks are clear already.
     fn clear(&mut self, only_chunks: bool) {
         // Most calls with chunks have Read chunks only.
-        if only_chunks && !self.chunks.is_returned() {
+        if only_chunks && !self.chunks.returns_chunks() {
             return self.chunks.clear_reads();
         }
         let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, timing } = self;
@@ -88,7 +88,7 @@ impl ColdSlot {
     /// not return.
     #[inline]
     pub(super) fn is_unused_by_reply(&self) -> bool {
-        self.get().is_none_or(|cold| !self.uses_more && !cold.chunks.is_returned())
+        self.get().is_none_or(|cold| !self.uses_more && !cold.chunks.returns_chunks())
     }
 
     /// The cold part, if the call has one.

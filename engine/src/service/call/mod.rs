@@ -312,19 +312,19 @@ impl CallParts {
         self.inv_handle
     }
 
-    /// Whether it has neither chunks to read nor chunks to return.
-    pub(crate) fn is_short(&self) -> bool {
-        !self.cold.is_used() || !(self.returns() || self.fetches())
+    /// Whether it has chunks to read or chunks to return.
+    pub(crate) fn has_chunks(&self) -> bool {
+        self.cold.is_used() && (self.returns_chunks() || self.needs_reads())
     }
 
     /// Whether its reply returns a Write list or a Reply chunk.
-    pub(crate) fn returns(&self) -> bool {
-        self.cold.get().is_some_and(|cold| cold.chunks.is_returned())
+    pub(crate) fn returns_chunks(&self) -> bool {
+        self.cold.get().is_some_and(|cold| cold.chunks.returns_chunks())
     }
 
     /// Whether RDMA Reads are needed for it.
-    pub(crate) fn fetches(&self) -> bool {
-        self.cold.get().is_some_and(|cold| cold.chunks.fetches())
+    pub(crate) fn needs_reads(&self) -> bool {
+        self.cold.get().is_some_and(|cold| cold.chunks.needs_reads())
     }
 
     /// Bytes of the buffer that its message is in.
@@ -568,7 +568,7 @@ impl<T: ?Sized> ServerCall<T> {
     }
 
     /// Arguments of the call.
-    pub(crate) fn incoming(&self) -> CallArguments<'_> {
+    pub(crate) fn arguments(&self) -> CallArguments<'_> {
         let chunks = &self.parts.chunks().arguments;
         (self.args(), Some(chunks).filter(|arguments| !arguments.0.is_empty()))
     }

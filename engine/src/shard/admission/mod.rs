@@ -401,7 +401,7 @@ fn deficit(memory: &ShardMemory, need: NeededBuffer, needed_count: usize) -> Def
 /// Bytes in front of a reply for its transport header in any version, with all lists that it returns.
 #[inline]
 pub(super) fn reply_headroom(call: &CallParts) -> usize {
-    if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_INLINE }
+    if call.returns_chunks() { headroom_for(&call.chunks().returned()) } else { HEADROOM_INLINE }
 }
 
 /// Offset of results in the reply's buffer, and the buffer's length. The buffer holds the headers, then the results or

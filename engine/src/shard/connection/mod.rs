@@ -402,7 +402,7 @@ impl Conn {
     pub(super) fn attach_qp(&mut self, qp: QpId, config: ConnConfig) {
         self.proto.restart(config);
         self.usage.restart();
-        self.fit();
+        self.grow_served_slots();
         self.enter(Stage::Connecting);
         (self.qp, self.ready, self.close_reason) = (qp, false, None);
     }
@@ -485,9 +485,9 @@ impl Conn {
         self.obligations = ObligationTimers::default();
     }
 
-    /// Resizes the slots for the peer's calls to the protocol's limit.
-    pub(super) fn fit(&mut self) {
-        self.served.fit(self.proto.inbound().capacity());
+    /// Grows the slots for the peer's calls to the protocol's limit.
+    pub(super) fn grow_served_slots(&mut self) {
+        self.served.grow_slots(self.proto.inbound().capacity());
     }
 
     /// Advances the protocol's time, and records the time of the last useful message; called at intervals.
@@ -501,8 +501,8 @@ impl Conn {
     /// Restarts the protocol, before any message.
     pub(super) fn restart(&mut self, proto: Connection) {
         self.proto = proto;
-        self.calls.fit(self.proto.calls().capacity());
-        self.fit();
+        self.calls.resize_slots(self.proto.calls().capacity());
+        self.grow_served_slots();
         self.refresh();
     }
 

@@ -430,7 +430,7 @@ impl Requester {
         let start = buf.start();
         buf.set_window(start, len as usize);
         if cx.fabric.capabilities().exposure_needs_own_arena {
-            buf = self.private_copy(cx, &buf).map_err(CallError::of_reply)?;
+            buf = self.private_copy(cx, &buf).map_err(CallError::into_reply_error)?;
         }
         // The Receive still holds the transport header, which begins with the XID.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
@@ -564,8 +564,8 @@ fn revoke<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, index: u32, inva
     }
     for (n, window) in windows.enumerate() {
         // Revocations complete in order, so only the last one is signaled.
-        let signalled = n + 1 == remaining;
-        sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
+        let signaled = n + 1 == remaining;
+        sends.push_named(u64::from(index), signaled, || WorkRequest::LocalInvalidate { window });
     }
     cx.ready.add(conn);
     false
@@ -643,7 +643,7 @@ fn decode_long_reply(view: &View<'_>, exposure: Option<&mut CallExposure>) -> De
 fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallError> {
     match rpc::ReplyHeader::parse(payload) {
         Ok((reply, _)) if reply.xid != xid => Err(CallError::MalformedReply("its two XIDs differ")),
-        Ok((reply, len)) => match Refusal::of(&reply.body) {
+        Ok((reply, len)) => match Refusal::from_reply_body(&reply.body) {
             None => Ok(base as u32..(base + len) as u32),
             Some(refusal) => Err(CallError::Refused(refusal)),
         },

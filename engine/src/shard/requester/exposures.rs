@@ -487,7 +487,7 @@ mod tests {
 
     /// An outcome without results.
     fn pending_outcome(refused: bool) -> PendingOutcome {
-        let (call, _) = Connection::new(ConnConfig::default()).start_call(1, u64::MAX, 0, false).expect("a free slot");
+        let call = Connection::new(ConnConfig::default()).start_call(1, u64::MAX, 0, false).expect("a free slot").id;
         let result = Err(CallError::Closed.into());
         match refused {
             true => PendingOutcome::Refused(call, ErrorBody::System),

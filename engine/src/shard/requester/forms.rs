@@ -232,13 +232,13 @@ fn enlarge<F: Fabric>(
                 memory.max_inline_results = None;
             }
             let needed = (length_needed as usize).max(cx.config.wire.receive_size);
-            memory.reply = Some(cx.alloc_exposed_on(conn, padded(needed)).map_err(CallError::of_reply)?);
+            memory.reply = Some(cx.alloc_exposed_on(conn, padded(needed)).map_err(CallError::into_reply_error)?);
             Ok(None)
         }
         ErrorBody::WriteResource { chunk_index, length_needed } => {
             let index = (chunk_index as usize).checked_sub(1).ok_or(CallError::Transport(error))?;
             let chunk = memory.receive.get_mut(index).ok_or(CallError::Transport(error))?;
-            *chunk = cx.alloc_exposed_on(conn, length_needed as usize).map_err(CallError::of_reply)?;
+            *chunk = cx.alloc_exposed_on(conn, length_needed as usize).map_err(CallError::into_reply_error)?;
             Ok(None)
         }
         ErrorBody::ReadChunks { .. } => {

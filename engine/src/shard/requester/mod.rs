@@ -25,7 +25,7 @@ use super::memory::push;
 use crate::config::HEADROOM_CHUNKS;
 use crate::cross_thread::slot::Completer;
 use crate::fabric::{Access, Fabric, FabricError, FabricErrorKind, QpId, WorkRequest};
-use crate::proto::{CallError, CallId, Defect, Form, Outgoing};
+use crate::proto::{CallError, CallId, Defect, Form, Outgoing, StartedCall};
 use crate::wire::{Segment, Version};
 
 pub(crate) use exposures::{CallBuffers, ChunkMemory};
@@ -158,7 +158,7 @@ impl Requester {
     ) -> Option<CallId> {
         cx.check_receives(conn);
         // In the rare case of an error, its cause is looked up again, because here it would occupy registers.
-        let Ok((call, may_send)) = conn.proto.start_call(token, deadline, procedure, true) else {
+        let Ok(StartedCall { id: call, may_send }) = conn.proto.start_call(token, deadline, procedure, true) else {
             return self.fail_call(cx, target, token, conn.proto.calls().start_error().into());
         };
         if !may_send || started.is_some() || !matches!(target, CompletionTarget::Polled) {
@@ -196,7 +196,7 @@ impl Requester {
         let CallRequest { message, memory, max_reply, token, target, procedure, .. } = request;
         let allow_immediate = !reconnecting && !one_way;
         let result = formed.and_then(|()| conn.proto.start_call(token, deadline, procedure, allow_immediate));
-        let (call, may_send) = match result {
+        let StartedCall { id: call, may_send } = match result {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, target, token, FailedCall::new(error, memory)),
         };
@@ -476,7 +476,7 @@ mod tests {
     use crate::shard::clock::{Clock, SimulatedTime};
     use crate::shard::connection::close_reason::CloseReasonKind;
     use crate::shard::testing::{
-        NoDevice, call, context, handle, message, message_with_lists, open_conn, received, reply, small,
+        NoDevice, call, context, handle, message, message_with_lists, open_conn, received, reply, small_config,
     };
     use crate::wire::ErrorBody;
 
@@ -490,7 +490,7 @@ mod tests {
 
     impl RequesterFixture {
         fn new() -> Self {
-            let (mut cx, time) = (context(small()), SimulatedTime::new());
+            let (mut cx, time) = (context(small_config()), SimulatedTime::new());
             cx.clock = Clock::simulated(&time);
             let conn = open_conn(0, false);
             let name = ConnRef(conn.qp());

@@ -100,12 +100,12 @@ impl CallSlot {
 impl OutgoingCalls {
     pub(in crate::shard) fn new(slots: usize) -> Self {
         let mut calls = Self::default();
-        calls.fit(slots);
+        calls.resize_slots(slots);
         calls
     }
 
     /// Resizes the slots to the protocol's limit.
-    pub(in crate::shard) fn fit(&mut self, slots: usize) {
+    pub(in crate::shard) fn resize_slots(&mut self, slots: usize) {
         self.slots.resize_with(slots, CallSlot::default);
     }
 

@@ -303,7 +303,7 @@ impl Responder {
         }
         // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
         let entry = self.procedures.entry(call.procedure_index());
-        if !cx.memory.has_withheld_sizes() && call.is_short() {
+        if !cx.memory.has_withheld_sizes() && !call.has_chunks() {
             let (results_at, len) = reply_room(&call, entry);
             if let Some(reply) =
                 cx.memory.pool.alloc_if(len, |free, count| leaves_plenty(&cx.memory, len, (free, count)))
@@ -344,7 +344,7 @@ impl Responder {
                 let longest_result = u32::try_from(entry.binding.results.max_len).unwrap_or(u32::MAX);
                 let results = (!entry.results_from_handler).then_some(|len| cx.memory.alloc_chunk(len));
                 let call = call.prepare(reply, longest_result, results).map_err(Unready::Admitted)?;
-                if !call.fetches() {
+                if !call.needs_reads() {
                     self.run(cx, conn, call);
                     return Ok(());
                 }

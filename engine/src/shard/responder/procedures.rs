@@ -124,7 +124,7 @@ impl Procedures {
         }
         let found = self.services.find(header.program, header.version, header.procedure);
         let entry = found.map_err(CallRefusal::from)?;
-        if call.returns() || call.fetches() {
+        if call.returns_chunks() || call.needs_reads() {
             check_chunks(header.credential, self.services.entry(entry), (len, message.len()), call.chunks())
                 .map_err(|error| CallRefusal::Undeclared { entry, error })?;
         }

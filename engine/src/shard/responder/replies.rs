@@ -280,7 +280,7 @@ impl Replies {
         mut call: ServedCall<Replying>,
         ReplyMessage { mut buf, at, len, may_need_cold_part }: ReplyMessage,
     ) {
-        let start = if may_need_cold_part && call.returns() {
+        let start = if may_need_cold_part && call.returns_chunks() {
             emit_written(&cx.config, conn, &mut call, None, &mut buf, at)
         } else {
             conn.proto.write_header(Outgoing::Reply(call.id()), &Form::INLINE, buf.full_mut(), at)
@@ -513,7 +513,7 @@ fn may_reply<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, call: &CallPa
 #[inline(never)]
 fn keep_reply(conn: &mut Conn, mut call: ServedCall<Replying>) {
     // The call's buffer may become a Receive, unless a header with chunks will be written into it.
-    if !call.returns() {
+    if !call.returns_chunks() {
         drop(call.take_message());
     }
     let index = call.id().index();

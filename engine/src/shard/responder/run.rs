@@ -213,7 +213,7 @@ impl Responder {
         let procedure_index = call.procedure_index();
         let entry = self.procedures.entry(procedure_index);
         if !entry.is_deferred() {
-            let (key, job) = (WorkKey::of(conn, &call), Job { call, origin: Arc::clone(origin) });
+            let (key, job) = (WorkKey::new(conn, &call), Job { call, origin: Arc::clone(origin) });
             conn.served.at_workers += 1;
             return self.pending.send_to_workers(key, job);
         }
@@ -470,7 +470,7 @@ pub(crate) struct WorkKey {
 }
 
 impl WorkKey {
-    pub(super) fn of(conn: &Conn, call: &ServedCall<Ready>) -> Self {
+    pub(super) fn new(conn: &Conn, call: &ServedCall<Ready>) -> Self {
         Self { qp: conn.qp(), id: call.id(), close_report: conn.close_report.clone() }
     }
 }

@@ -109,12 +109,12 @@ pub(in crate::shard) struct ServedCalls {
 impl ServedCalls {
     pub(in crate::shard) fn new(slots: usize) -> Self {
         let mut served = Self::default();
-        served.fit(slots);
+        served.grow_slots(slots);
         served
     }
 
     /// Grows the slots to the protocol's limit.
-    pub(in crate::shard) fn fit(&mut self, slots: usize) {
+    pub(in crate::shard) fn grow_slots(&mut self, slots: usize) {
         let slots = slots.max(self.replies.len());
         self.replies.resize_with(slots, || None);
         self.reads.resize_with(slots, PendingReads::default);
@@ -178,14 +178,14 @@ impl ServedCalls {
     /// Counts a waiting call as blocked in this pass.
     pub(in crate::shard) fn block(&mut self, call: &Unready, pass: u32) {
         self.blocked[0] += 1;
-        self.blocked[1] += usize::from(!call.is_short());
+        self.blocked[1] += usize::from(call.has_chunks());
         self.blocked_in = Some(pass);
     }
 
     /// Counts a waiting call as blocked no more.
     pub(in crate::shard) fn unblock(&mut self, call: &Unready) {
         self.blocked[0] -= 1;
-        self.blocked[1] -= usize::from(!call.is_short());
+        self.blocked[1] -= usize::from(call.has_chunks());
     }
 
     /// Forgets the blocked calls of a closed connection.

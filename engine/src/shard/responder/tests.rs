@@ -13,7 +13,9 @@ use crate::service::{DeferredCall, ParsedHeader, Procedure, Replying, Services};
 use crate::shard::checks::ObligationChecks;
 use crate::shard::clock::{Clock, SimulatedTime};
 use crate::shard::peer_events::PeerInfo;
-use crate::shard::testing::{NoDevice, call, context, handle, message, message_with_lists, open_conn, received, small};
+use crate::shard::testing::{
+    NoDevice, call, context, handle, message, message_with_lists, open_conn, received, small_config,
+};
 use crate::wire::Segment;
 
 /// Procedure that replies with four bytes.
@@ -40,7 +42,7 @@ struct ResponderFixture {
 
 impl ResponderFixture {
     fn new() -> Self {
-        Self::with(small())
+        Self::with(small_config())
     }
 
     fn with(config: Config) -> Self {
@@ -595,7 +597,7 @@ fn a_call_behind_a_waiting_call_of_its_connection_reports_that_cause() {
 /// Such a call is refused if it would have to wait, and no completion could arrive before.
 #[test]
 fn replies_that_the_device_has_sent_do_not_count_for_an_assembled_call() {
-    let mut config = small();
+    let mut config = small_config();
     config.memory.long_buffers = vec![(65536, 8)];
     let mut fixture = ResponderFixture::with(config);
     let mut conn = open_conn(0, true);
@@ -799,7 +801,7 @@ fn a_call_gathers_several_buffers_before_later_calls() {
 /// A call that needs only a reply buffer respects reserved sizes, too.
 #[test]
 fn short_replies_do_not_use_reserved_sizes() {
-    let mut config = small();
+    let mut config = small_config();
     config.memory.small_buffers = 4096;
     let mut fixture = ResponderFixture::with(config);
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));

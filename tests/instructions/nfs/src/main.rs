@@ -66,7 +66,7 @@ fn client_side_start<P: Signature>(
 fn client_side_poll<P: Signature>(client: &mut Client, check: &mut dyn FnMut(&P::Results<'_>) -> bool) -> bool {
     let mut ended = false;
     client.poll(|done| {
-        let response = Response::<P>::of(done.result.unwrap_or_else(|error| panic!("{}: {error}", P::NAME)));
+        let response = Response::<P>::from_reply(done.result.unwrap_or_else(|error| panic!("{}: {error}", P::NAME)));
         let results = response.results().unwrap_or_else(|error| panic!("{}: {error}", P::NAME));
         assert!(check(&results), "{}: unexpected results", P::NAME);
         ended = true;

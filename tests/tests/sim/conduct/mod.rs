@@ -14,10 +14,10 @@
 //! - After all peers have left, all memory is free.
 
 mod endpoint;
-mod grammar;
 mod peer;
 mod ring;
 mod service;
+mod timing;
 mod wire;
 
 use std::cell::Cell;
@@ -29,11 +29,11 @@ use std::time::Duration;
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::{Crc, FpduSize};
 use rpcrdma::shard::{Shard, SimulatedTime};
-use rpcrdma_tests::{Random, With, shard_leak, small};
+use rpcrdma_tests::{Random, With, shard_leak, small_config};
 
 use crate::device::{FabricKind, Medium, listener};
-use grammar::Conduct;
 use peer::{Peer, WITNESS};
+use timing::Conduct;
 
 /// Default number of seeds.
 const SEEDS: u64 = 500;
@@ -131,7 +131,7 @@ impl World {
         let address: Address = address.parse().expect("a name");
         let mut random = Random::new(seed);
         let chunk = CHUNKS[usize::from(kind != FabricKind::Software && random.once_in(4))];
-        let config = small().with(|c| {
+        let config = small_config().with(|c| {
             c.memory.bulk_buffers = vec![(chunk, BUFFERS)];
             c.memory.long_buffers = vec![(2 * chunk, 1)];
             c.timeouts.progress = PROGRESS;
@@ -277,12 +277,13 @@ const COVERED: &[&str] = &[
 ];
 
 #[test]
-fn conduct() {
+fn peers_that_withhold_progress_harm_no_others() {
     let _lock = crate::lock_process();
     if log::set_logger(&LineCounter).is_ok() {
         log::set_max_level(if is_traced() { log::LevelFilter::Debug } else { log::LevelFilter::Warn });
     }
-    let total = crate::run_in_parallel("conduct", SEEDS, |seed| World::new(seed).run());
+    let test = "conduct::peers_that_withhold_progress_harm_no_others";
+    let total = crate::run_in_parallel(test, SEEDS, |seed| World::new(seed).run());
     if let Some(total) = total {
         let missing: Vec<_> =
             COVERED.iter().filter(|event| total.get(*event).is_none_or(|&times| times == 0)).collect();

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use rpcrdma::Address;
 use rpcrdma::wire::{ReadSegment, Revision, View, ViewBody};
-use rpcrdma_tests::{ECHO, LOAD, PROGRAM, Random, STORE, VERSION, call_bytes, pattern, patterned};
+use rpcrdma_tests::{ECHO, LOAD, PROGRAM, Random, STORE, VERSION, call_bytes, has_pattern, pattern};
 
 use super::PROGRESS;
-use super::grammar::Conduct;
 use super::service::CACHED;
+use super::timing::Conduct;
 use super::wire::{PeerEvent, RequestedRead, Wire};
 use crate::device::FabricKind;
 
@@ -273,10 +273,10 @@ impl Peer {
         // XID, REPLY, accepted, no verifier, success (RFC 5531 §9).
         let results = &view.payload()[24..];
         match call.procedure {
-            ECHO => assert!(results.len() == call.len && patterned(call.seed, &results[4..]), "results must match"),
+            ECHO => assert!(results.len() == call.len && has_pattern(call.seed, &results[4..]), "results must match"),
             STORE => assert_eq!(results, (call.len as u32).to_be_bytes(), "number of bytes that the server has read"),
             LOAD => {
-                assert!(call.written.len() == call.len && patterned(call.seed, &call.written), "results must match")
+                assert!(call.written.len() == call.len && has_pattern(call.seed, &call.written), "results must match")
             }
             _ => {
                 assert_eq!(results, call.seed.to_be_bytes(), "number that the call has sent");

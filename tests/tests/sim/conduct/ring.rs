@@ -11,7 +11,7 @@ use rpcrdma::fabric::Access;
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Revision, Segment, Version, View, ViewBody, WriteList};
 use rpcrdma_mempool::Lent;
-use rpcrdma_tests::{RawPeer, filled};
+use rpcrdma_tests::{RawPeer, is_filled_with};
 
 use super::wire::PeerEvent;
 use crate::device::HOUR;
@@ -71,7 +71,7 @@ impl Ring {
 
     /// Whether the connection is established. Once it is, sends the CONNPROP.
     pub(super) fn is_up(&mut self) -> bool {
-        self.peer.control();
+        self.peer.poll_control();
         if !self.sent_connprop && self.peer.is_up() {
             self.sent_connprop = true;
             self.may_send -= 1;
@@ -81,7 +81,7 @@ impl Ring {
     }
 
     pub(super) fn is_over(&mut self) -> bool {
-        self.peer.control();
+        self.peer.poll_control();
         self.peer.is_over()
     }
 
@@ -97,7 +97,7 @@ impl Ring {
     pub(super) fn receive(&mut self, max: usize, events: &mut Vec<PeerEvent>) -> usize {
         let mut received = 0;
         while received < max {
-            if self.peer.take(1) == 0 {
+            if self.peer.poll_completions(1) == 0 {
                 break;
             }
             let Some(message) = self.peer.take_message() else { continue };
@@ -130,7 +130,7 @@ impl Ring {
         let (segment, memory) = self.exposed.remove(&xid)?;
         let mut bytes = vec![0; self.untouched.len()];
         assert!(memory.read_at(0, &mut bytes));
-        assert!(filled(UNTOUCHED, &bytes[len..]), "the memory behind the exposed part must be unchanged");
+        assert!(is_filled_with(UNTOUCHED, &bytes[len..]), "the memory behind the exposed part must be unchanged");
         self.free.push((segment, memory));
         bytes.truncate(len);
         Some(bytes)

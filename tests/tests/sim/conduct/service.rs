@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use rpcrdma::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
-use rpcrdma_tests::{PROGRAM, VERSION, patterned, services_with};
+use rpcrdma_tests::{PROGRAM, VERSION, has_pattern, services_with};
 
 /// A procedure that runs once, however often a call is retransmitted.
 ///
@@ -23,7 +23,7 @@ pub(super) fn services(chunk: usize) -> Services {
     let handler = move |call: &mut ServerCall| {
         let data = call.read_chunk(0).and_then(|data| data.split_first_chunk()).ok_or(Refusal::GarbageArguments)?;
         let (&number, contents) = data;
-        if !patterned(u32::from_be_bytes(number), contents) {
+        if !has_pattern(u32::from_be_bytes(number), contents) {
             return Err(Refusal::GarbageArguments);
         }
         assert!(executed.lock().expect("no holder panics").insert(number), "each call must run once");

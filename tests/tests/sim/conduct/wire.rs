@@ -7,8 +7,8 @@ use rpcrdma::wire::{ReadSegment, Segment, Version};
 use rpcrdma_tests::Random;
 
 use super::endpoint::Endpoint;
-use super::grammar::Conduct;
 use super::ring::Ring;
+use super::timing::Conduct;
 use crate::device::FabricKind;
 
 /// A received event.

@@ -311,7 +311,7 @@ impl RawClient {
     }
 
     fn call<P: Signature>(&mut self, call: ClientCall) -> Result<Response<P>, CallError> {
-        Ok(Response::of(self.0.call(call).map_err(|failed| failed.error)?))
+        Ok(Response::from_reply(self.0.call(call).map_err(|failed| failed.error)?))
     }
 
     fn info(&mut self) -> Outcome<Info> {
@@ -539,7 +539,7 @@ fn concurrent_writes_to_one_page_are_not_lost() {
             let mut ended = false;
             while !ended {
                 raw.poll(|end| {
-                    let response = Response::<Write>::of(end.result.expect("a reply"));
+                    let response = Response::<Write>::from_reply(end.result.expect("a reply"));
                     let written = response.results().expect("a result").into_result();
                     assert!(written.is_ok(), "{written:?}");
                     ended = true;

@@ -55,7 +55,7 @@ fn roce_mode(context: &CheckContext) -> Result<Verdict, ReadError> {
     for port in ports(context)?.into_iter().filter(|port| port.is_ethernet(context.tree())) {
         let (device, number) = port.name.split_once('/').unwrap_or((&port.name, "1"));
         let file = format!("{RDMA_CM}/{device}/ports/{number}/default_roce_mode");
-        match context.tree().line(&file) {
+        match context.tree().read_line(&file) {
             Ok(mode) => {
                 if mode != "RoCE v2" {
                     fixes.push(context.write("RoCE v2", &[file]));
@@ -84,7 +84,7 @@ fn pcie(context: &CheckContext) -> Result<Verdict, ReadError> {
         // The speed is `16.0 GT/s PCIe`. A virtual function has the speed `Unknown` and 0 lanes.
         let value = |name: &str| {
             let path = format!("{}/device/{name}", device.path);
-            let line = context.tree().line(&path)?;
+            let line = context.tree().read_line(&path)?;
             let number = line.split(' ').next().and_then(|number| number.parse::<f64>().ok());
             number.filter(|number| *number > 0.0).ok_or_else(|| ReadError::new(path, format!("{line:?}")))
         };
@@ -93,7 +93,7 @@ fn pcie(context: &CheckContext) -> Result<Verdict, ReadError> {
             (Ok((lanes, speed)), Ok((max_lanes, max_speed))) => {
                 links.push(format!("{}: {lanes} of {max_lanes} lanes at {speed} of {max_speed} GT/s", device.name));
                 if lanes < max_lanes || speed < max_speed {
-                    let bus = context.tree().link(&format!("{}/device", device.path)).unwrap_or_default();
+                    let bus = context.tree().read_link(&format!("{}/device", device.path)).unwrap_or_default();
                     fixes.push(format!(
                         "{}   # compare LnkCap and LnkSta, then check slot, riser and BIOS",
                         context.as_root(&format!("lspci -vv -s {bus}"))
@@ -115,7 +115,7 @@ fn counters(context: &CheckContext) -> Result<Verdict, ReadError> {
     let ports = ports(context)?;
     for port in &ports {
         let mut number = |file: &str| {
-            let read = if_exists(context.tree().number::<u64>(&format!("{}/{file}", port.path)));
+            let read = if_exists(context.tree().read_number::<u64>(&format!("{}/{file}", port.path)));
             read.unwrap_or_else(|error| {
                 unreadable = Some(error);
                 None
@@ -157,10 +157,10 @@ fn congestion(context: &CheckContext) -> Result<Verdict, ReadError> {
         let mut files = Vec::new();
         for side in ["roce_np", "roce_rp"] {
             let folder = format!("{NET}/{interface}/ecn/{side}/enable");
-            let priorities = context.tree().numbered(&folder, "").unwrap_or_default();
+            let priorities = context.tree().read_numbers(&folder, "").unwrap_or_default();
             files.extend(priorities.into_iter().map(|priority| format!("{folder}/{priority}")));
         }
-        let values: Vec<String> = files.iter().filter_map(|file| context.tree().line(file).ok()).collect();
+        let values: Vec<String> = files.iter().filter_map(|file| context.tree().read_line(file).ok()).collect();
         if values.is_empty() {
             continue;
         }

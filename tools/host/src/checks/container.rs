@@ -19,10 +19,10 @@ checks! {
 
 /// Returns the kind of container in which the process runs, if one is detected.
 pub(super) fn kind(tree: &Tree) -> Result<Option<String>, ReadError> {
-    if let Some(name) = if_exists(tree.line("/run/systemd/container"))? {
+    if let Some(name) = if_exists(tree.read_line("/run/systemd/container"))? {
         return Ok(Some(name));
     }
-    let groups = tree.text("/proc/1/cgroup").unwrap_or_default();
+    let groups = tree.read_text("/proc/1/cgroup").unwrap_or_default();
     let by_group = ["kubepods", "docker", "libpod", "containerd", "lxc"].into_iter().find(|word| groups.contains(word));
     let by_file = [("/.dockerenv", "docker"), ("/run/.containerenv", "podman")];
     let by_file = by_file.into_iter().find(|(file, _)| tree.exists(file)).map(|(_, name)| name);
@@ -36,7 +36,7 @@ fn container(context: &CheckContext) -> Result<Verdict, ReadError> {
 }
 
 fn shm(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let mounts = context.tree().text("/proc/self/mountinfo")?;
+    let mounts = context.tree().read_text("/proc/self/mountinfo")?;
     // The last mount hides earlier ones.
     let line = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some("/dev/shm"));
     let line = line.ok_or_else(|| ReadError::new("/dev/shm", "nothing is mounted there"))?;

@@ -46,11 +46,12 @@ fn core_online(context: &CheckContext) -> Result<Verdict, ReadError> {
     if online.is_empty() {
         return Err(ReadError::new(CPU, "lists no cores"));
     }
-    let missing = cores.without(&online);
+    let missing = cores.difference(&online);
     if missing.is_empty() {
         return Ok(Verdict::ok(format!("online: {online}")));
     }
-    let (offline, absent) = (missing.common(&context.topology().offline), missing.without(&context.topology().offline));
+    let (offline, absent) =
+        (missing.intersection(&context.topology().offline), missing.difference(&context.topology().offline));
     let mut fix: Vec<String> = Vec::new();
     if !offline.is_empty() {
         let files: Vec<String> = offline.iter().map(|core| format!("{CPU}/cpu{core}/online")).collect();
@@ -64,11 +65,11 @@ fn core_online(context: &CheckContext) -> Result<Verdict, ReadError> {
 
 fn cpuset_cores(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (contained, online) = (cpuset(context.tree())?, context.topology().online());
-    let missing = context.cores().common(&online).without(&contained);
+    let missing = context.cores().intersection(&online).difference(&contained);
     if missing.is_empty() {
         return Ok(Verdict::ok(format!("cpuset: {contained}")));
     }
-    let wanted = contained.with(&missing);
+    let wanted = contained.union(&missing);
     let mut fix = vec![format!("# in a container, on its host: docker update --cpuset-cpus {wanted} CONTAINER")];
     // The commands go from the top down, because a group has at most the cores of its parent. The topmost group has
     // all cores.
@@ -81,19 +82,20 @@ fn cpuset_cores(context: &CheckContext) -> Result<Verdict, ReadError> {
 fn affinity(context: &CheckContext) -> Result<Verdict, ReadError> {
     let allowed = context.process().allowed()?;
     // Other checks report cores that are offline or outside of the cpuset.
-    let reachable =
-        cpuset(context.tree()).unwrap_or_else(|_| context.topology().online()).common(&context.topology().online());
-    let missing = context.cores().common(&reachable).without(&allowed);
+    let reachable = cpuset(context.tree())
+        .unwrap_or_else(|_| context.topology().online())
+        .intersection(&context.topology().online());
+    let missing = context.cores().intersection(&reachable).difference(&allowed);
     if missing.is_empty() {
         return Ok(Verdict::ok(format!("allowed: {allowed}")));
     }
-    let fix = format!("taskset -cp {} $$", allowed.with(&missing));
+    let fix = format!("taskset -cp {} $$", allowed.union(&missing));
     Ok(Verdict::fault(Status::Error, format!("allowed: {allowed}, without {missing}"), fix))
 }
 
 fn isolation(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (isolated, cores) = (isolated(context.tree())?, context.cores());
-    let not_isolated = if context.server().cores.is_some() { cores.without(&isolated) } else { cores };
+    let not_isolated = if context.server().cores.is_some() { cores.difference(&isolated) } else { cores };
     if not_isolated.is_empty() || (context.server().cores.is_none() && !isolated.is_empty()) {
         return Ok(Verdict::ok(format!("isolated: {isolated}")));
     }
@@ -110,11 +112,11 @@ fn isolation_fix(context: &CheckContext) -> String {
     let by_boot = boot_fix(&format!("isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores}"));
     let groups = Groups::read(context.tree(), "cpuset").filter(|groups| groups.version == Version::V2);
     let top = groups.as_ref().map(Groups::top).filter(|top| {
-        let controllers = context.tree().line(&format!("{top}/cgroup.controllers")).unwrap_or_default();
+        let controllers = context.tree().read_line(&format!("{top}/cgroup.controllers")).unwrap_or_default();
         // The host's topmost group has no `cpuset.cpus`, but that of a container does.
         controllers.split(' ').any(|word| word == "cpuset") && !context.tree().exists(&format!("{top}/cpuset.cpus"))
     });
-    let other_cores = context.topology().online().without(cores);
+    let other_cores = context.topology().online().difference(cores);
     let Some(top) = top.filter(|_| !other_cores.is_empty()) else { return by_boot };
     let group = format!("{top}/rpcrdma");
     let lines = [
@@ -139,7 +141,7 @@ fn nohz_full(context: &CheckContext) -> Result<Verdict, ReadError> {
             if tickless.is_empty() { "none".into() } else { tickless.to_string() }
         )));
     };
-    let missing = cores.without(&tickless);
+    let missing = cores.difference(&tickless);
     if missing.is_empty() {
         return Ok(Verdict::ok(format!("nohz_full: {tickless}")));
     }
@@ -159,7 +161,7 @@ fn smt(context: &CheckContext) -> Result<Verdict, ReadError> {
     let mut shared: Vec<String> = given
         .iter()
         .filter_map(|core| topology.core(core))
-        .map(|core| core.siblings.common(given))
+        .map(|core| core.siblings.intersection(given))
         .filter(|both| both.len() > 1)
         .map(|both| both.to_string())
         .collect();
@@ -177,14 +179,14 @@ fn smt(context: &CheckContext) -> Result<Verdict, ReadError> {
     let siblings: CoreList = given
         .iter()
         .filter_map(|core| topology.core(core))
-        .flat_map(|core| core.siblings.without(given).iter().collect::<Vec<_>>())
+        .flat_map(|core| core.siblings.difference(given).iter().collect::<Vec<_>>())
         .collect();
-    let busy = siblings.without(&isolated(context.tree())?);
+    let busy = siblings.difference(&isolated(context.tree())?);
     if busy.is_empty() {
         return Ok(Verdict::ok(format!("no shared physical cores: {given}")));
     }
     let files: Vec<String> = busy.iter().map(|core| format!("{CPU}/cpu{core}/online")).collect();
-    let both = given.with(&siblings);
+    let both = given.union(&siblings);
     let fix = [
         "# takes these cores offline for the whole system:".to_owned(),
         context.write("0", &files),
@@ -209,12 +211,12 @@ fn quota(context: &CheckContext, version: Version, directory: &str) -> Result<Op
         Version::V2 => ("cpu.max", "max"),
     };
     let file = format!("{directory}/{name}");
-    let Some(line) = if_exists(context.tree().line(&file))? else { return Ok(None) };
+    let Some(line) = if_exists(context.tree().read_line(&file))? else { return Ok(None) };
     if line.split(' ').next() == Some(unlimited) {
         return Ok(None);
     }
     let (quota, period) = match version {
-        Version::V1 => (line, context.tree().line(&format!("{directory}/cpu.cfs_period_us"))?),
+        Version::V1 => (line, context.tree().read_line(&format!("{directory}/cpu.cfs_period_us"))?),
         Version::V2 => match line.split_once(' ') {
             Some((quota, period)) => (quota.to_owned(), period.to_owned()),
             None => return Err(ReadError::new(file, format!("expected a quota and a period, found {line:?}"))),

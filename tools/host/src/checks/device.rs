@@ -2,7 +2,7 @@
 
 use crate::check::{Status, Verdict};
 use crate::context::CheckContext;
-use crate::devices::{Gid, Port, RDMA, Rdma, is_any};
+use crate::devices::{Gid, Port, RDMA, RdmaDevice, is_any};
 use crate::tree::ReadError;
 
 const DEVICE_FILES: &str = "/dev/infiniband";
@@ -27,8 +27,8 @@ checks! {
 }
 
 /// Returns the address's devices that the verbs fabric supports. It is an error if there is none.
-pub(super) fn verbs_devices(context: &CheckContext) -> Result<Vec<&Rdma>, ReadError> {
-    let devices: Vec<&Rdma> = context.devices().into_iter().filter(|device| !device.is_iwarp).collect();
+pub(super) fn verbs_devices(context: &CheckContext) -> Result<Vec<&RdmaDevice>, ReadError> {
+    let devices: Vec<&RdmaDevice> = context.devices().into_iter().filter(|device| !device.is_iwarp).collect();
     if devices.is_empty() { Err(ReadError::new(RDMA, "no device of the address")) } else { Ok(devices) }
 }
 
@@ -47,11 +47,12 @@ fn soft_roce(context: &CheckContext) -> String {
 
 fn rdma_device(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (devices, all) = (context.devices(), context.rdma());
-    let names = |devices: &[&Rdma]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>().join(", ");
+    let names =
+        |devices: &[&RdmaDevice]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>().join(", ");
     if let Ok(supported) = verbs_devices(context) {
         // A device whose node type is unreadable may be an iWARP device.
         for device in &supported {
-            context.tree().line(&device.node_type())?;
+            context.tree().read_line(&device.node_type())?;
         }
         return Ok(Verdict::ok(names(&supported)));
     }
@@ -92,10 +93,10 @@ fn device_files(context: &CheckContext) -> Result<Verdict, ReadError> {
     let devices = verbs_devices(context)?;
     let tree = context.tree();
     let is_of_device = |name: &String| {
-        let device = tree.line(&format!("{UVERBS}/{name}/ibdev"));
+        let device = tree.read_line(&format!("{UVERBS}/{name}/ibdev"));
         device.is_ok_and(|device| devices.iter().any(|wanted| wanted.name == device))
     };
-    let mut files: Vec<String> = tree.names(UVERBS)?.into_iter().filter(is_of_device).collect();
+    let mut files: Vec<String> = tree.read_names(UVERBS)?.into_iter().filter(is_of_device).collect();
     if files.is_empty() {
         return Err(ReadError::new(UVERBS, "lists no file of the device"));
     }
@@ -148,7 +149,7 @@ fn link(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut states, mut down) = (Vec::new(), Vec::new());
     for port in ports(context)? {
         // `4: ACTIVE`
-        let state = context.tree().line(&format!("{}/state", port.path))?;
+        let state = context.tree().read_line(&format!("{}/state", port.path))?;
         let state = state.rsplit(' ').next().unwrap_or_default();
         states.push(format!("{} is {state}", port.name));
         if state != "ACTIVE" {

@@ -28,7 +28,7 @@ checks! {
 
 /// Returns the online cores that are not given.
 fn other_cores(context: &CheckContext, cores: &CoreList) -> CoreList {
-    context.topology().online().without(cores)
+    context.topology().online().difference(cores)
 }
 
 const NONE_LEFT: &str = "# all cores are given: leave at least one for the rest of the system";
@@ -38,7 +38,7 @@ fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, ReadError> {
     let has_handler = |number: &usize| {
         let folder = format!("{IRQ}/{number}");
         // Each handler has a directory.
-        tree.names(&folder).unwrap_or_default().iter().any(|name| tree.is_directory(&format!("{folder}/{name}")))
+        tree.read_names(&folder).unwrap_or_default().iter().any(|name| tree.is_directory(&format!("{folder}/{name}")))
     };
     let with_cores = |number| -> Result<Option<(usize, CoreList)>, ReadError> {
         let cores = |name| -> Result<Option<CoreList>, ReadError> {
@@ -48,10 +48,10 @@ fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, ReadError> {
         // The kernel chooses among the allowed cores. An interrupt that is still routed to another core moves at its
         // next occurrence.
         let (allowed, effective) = (cores("smp_affinity_list")?, cores("effective_affinity_list")?);
-        let both = allowed.as_ref().zip(effective.as_ref()).map(|(allowed, effective)| allowed.common(effective));
+        let both = allowed.as_ref().zip(effective.as_ref()).map(|(allowed, effective)| allowed.intersection(effective));
         Ok(both.or(allowed).or(effective).map(|cores| (number, cores)))
     };
-    let mut numbers = tree.numbered(IRQ, "")?;
+    let mut numbers = tree.read_numbers(IRQ, "")?;
     numbers.sort_unstable();
     numbers.into_iter().filter(has_handler).map(with_cores).filter_map(Result::transpose).collect()
 }
@@ -64,10 +64,13 @@ fn irq_affinity(context: &CheckContext) -> Result<Verdict, ReadError> {
     let device_interrupts: Vec<usize> = context
         .devices()
         .iter()
-        .flat_map(|device| context.tree().numbered(&format!("{}/device/msi_irqs", device.path), "").unwrap_or_default())
+        .flat_map(|device| {
+            context.tree().read_numbers(&format!("{}/device/msi_irqs", device.path), "").unwrap_or_default()
+        })
         .collect();
-    let disturbs =
-        |(number, cores): &&(usize, CoreList)| !cores.common(given).is_empty() && !device_interrupts.contains(number);
+    let disturbs = |(number, cores): &&(usize, CoreList)| {
+        !cores.intersection(given).is_empty() && !device_interrupts.contains(number)
+    };
     let disturbing: CoreList = all.iter().filter(disturbs).map(|(number, _)| *number).collect();
     if disturbing.is_empty() {
         return Ok(Verdict::ok(format!("none of {} interrupts goes to {given}", all.len())));
@@ -85,14 +88,14 @@ fn irq_affinity(context: &CheckContext) -> Result<Verdict, ReadError> {
 }
 
 fn irqbalance(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let processes = context.tree().numbered("/proc", "")?;
+    let processes = context.tree().read_numbers("/proc", "")?;
     if processes.is_empty() {
         return Err(ReadError::new("/proc", "lists no processes"));
     }
     let mut hidden = None;
     for number in processes {
         // A process may end during the check.
-        match if_exists(context.tree().line(&format!("/proc/{number}/comm"))) {
+        match if_exists(context.tree().read_line(&format!("/proc/{number}/comm"))) {
             Ok(Some(name)) if name == "irqbalance" => {
                 let fix = context.as_root("systemctl disable --now irqbalance");
                 return Ok(Verdict::fault(
@@ -110,21 +113,21 @@ fn irqbalance(context: &CheckContext) -> Result<Verdict, ReadError> {
         let observed = format!("{kind} may hide processes of the host");
         return Ok(Verdict::unknown(observed, "# on the host: systemctl is-active irqbalance"));
     }
-    match hidden.or(context.tree().line("/proc/1/comm").err()) {
+    match hidden.or(context.tree().read_line("/proc/1/comm").err()) {
         Some(hidden) => Err(ReadError::new("/proc", format!("hides processes ({hidden})"))),
         None => Ok(Verdict::ok("irqbalance does not run")),
     }
 }
 
 fn workqueues(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let mask = context.tree().line(WORKQUEUES)?;
+    let mask = context.tree().read_line(WORKQUEUES)?;
     let cores = CoreList::from_mask(&mask)
         .ok_or_else(|| ReadError::new(WORKQUEUES, format!("expected a CPU mask, found {mask:?}")))?;
     let online = context.topology().online();
     let Some(given) = &context.server().cores else {
-        return Ok(Verdict::ok(format!("they run on {}", cores.common(&online))));
+        return Ok(Verdict::ok(format!("they run on {}", cores.intersection(&online))));
     };
-    let affected = cores.common(given);
+    let affected = cores.intersection(given);
     if affected.is_empty() {
         return Ok(Verdict::ok(format!("none on {given}")));
     }
@@ -144,12 +147,12 @@ struct QueueMask {
 /// unreadable one.
 fn queue_masks(context: &CheckContext, kind: &str, name: &str) -> Result<Vec<QueueMask>, ReadError> {
     let mut all = Vec::new();
-    for interface in context.tree().names(NET)? {
+    for interface in context.tree().read_names(NET)? {
         let folder = format!("{NET}/{interface}/queues");
-        let Some(numbers) = if_exists(context.tree().numbered(&folder, &format!("{kind}-")))? else { continue };
+        let Some(numbers) = if_exists(context.tree().read_numbers(&folder, &format!("{kind}-")))? else { continue };
         for number in numbers {
             let file = format!("{folder}/{kind}-{number}/{name}");
-            let Some(mask) = if_exists(context.tree().line(&file))? else { continue };
+            let Some(mask) = if_exists(context.tree().read_line(&file))? else { continue };
             let cores = CoreList::from_mask(&mask)
                 .ok_or_else(|| ReadError::new(&file, format!("expected a CPU mask, found {mask:?}")))?;
             all.push(QueueMask { file, cores });
@@ -165,21 +168,21 @@ fn packet_steering(context: &CheckContext) -> Result<Verdict, ReadError> {
     }
     let queues = format!("{} receive and {} send queues", received.len(), sent.len());
     let Some(given) = &context.server().cores else { return Ok(Verdict::ok(queues)) };
-    let uses_given = |queue: &&QueueMask| !queue.cores.common(given).is_empty();
+    let uses_given = |queue: &&QueueMask| !queue.cores.intersection(given).is_empty();
     let rps: Vec<&QueueMask> = received.iter().filter(uses_given).collect();
     // A queue that only given cores use does not disturb them.
     let xps: Vec<&QueueMask> =
-        sent.iter().filter(uses_given).filter(|queue| !queue.cores.without(given).is_empty()).collect();
+        sent.iter().filter(uses_given).filter(|queue| !queue.cores.difference(given).is_empty()).collect();
     if rps.is_empty() && xps.is_empty() {
         return Ok(Verdict::ok(format!("none of {queues} use {given}")));
     }
     let fixes = rps
         .iter()
         .chain(&xps)
-        .map(|queue| context.write(&queue.cores.without(given).mask(), std::slice::from_ref(&queue.file)));
+        .map(|queue| context.write(&queue.cores.difference(given).mask(), std::slice::from_ref(&queue.file)));
     let fix: Vec<String> = fixes.collect();
     let describe = |what: &str, queues: &[&QueueMask]| {
-        let cores = queues.iter().fold(CoreList::default(), |all, queue| all.with(&queue.cores.common(given)));
+        let cores = queues.iter().fold(CoreList::default(), |all, queue| all.union(&queue.cores.intersection(given)));
         (!queues.is_empty()).then(|| format!("{what} {} queues: {cores}", queues.len()))
     };
     let observed: Vec<String> =

@@ -21,7 +21,7 @@ checks! {
 fn library(context: &CheckContext) -> Result<Verdict, ReadError> {
     let tree = context.tree();
     // The cache is binary and contains the paths as strings that end with a zero byte.
-    let cache = tree.text(CACHE)?;
+    let cache = tree.read_text(CACHE)?;
     let loaded = cache.split('\0').find(|text| text.ends_with(&format!("/{SONAME}")));
     let Some(path) = loaded else {
         let directories = DIRECTORIES
@@ -41,7 +41,7 @@ fn library(context: &CheckContext) -> Result<Verdict, ReadError> {
     };
     // The link's target has the version in its name: librpcrdma.so.0.1.0.
     let file =
-        tree.link(path).ok_or_else(|| ReadError::new(path, "expected a link to a file librpcrdma.so.VERSION"))?;
+        tree.read_link(path).ok_or_else(|| ReadError::new(path, "expected a link to a file librpcrdma.so.VERSION"))?;
     let version = file.strip_prefix("librpcrdma.so.").unwrap_or(&file);
     let own = env!("CARGO_PKG_VERSION");
     let fix = context.as_root("apt-get install librpcrdma0 rpcrdma-tools");

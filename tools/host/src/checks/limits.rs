@@ -76,12 +76,12 @@ fn memlock(context: &CheckContext) -> Result<Verdict, ReadError> {
 }
 
 fn overcommit(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let mode: u32 = context.tree().number("/proc/sys/vm/overcommit_memory")?;
+    let mode: u32 = context.tree().read_number("/proc/sys/vm/overcommit_memory")?;
     Ok(Verdict::ok_if(mode < 2, mode.to_string(), Status::Warning, context.sysctl("vm.overcommit_memory=0")))
 }
 
 fn max_map_count(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let count: u64 = context.tree().number("/proc/sys/vm/max_map_count")?;
+    let count: u64 = context.tree().read_number("/proc/sys/vm/max_map_count")?;
     let status = if context.server().fabric == Some(Fabric::Soft) { Status::Warning } else { Status::Note };
     Ok(Verdict::ok_if(
         count >= MAPPINGS,
@@ -102,7 +102,7 @@ fn memory_limit(context: &CheckContext) -> Result<Verdict, ReadError> {
     for directory in &groups.directories {
         let file = format!("{directory}/{name}");
         // The topmost group has no such file. "max" (version 2), or more than any memory (version 1), is no limit.
-        let Some(line) = if_exists(context.tree().line(&file))? else { continue };
+        let Some(line) = if_exists(context.tree().read_line(&file))? else { continue };
         if line == unlimited {
             continue;
         }

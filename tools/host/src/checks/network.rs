@@ -54,7 +54,7 @@ fn interface(context: &CheckContext) -> Result<Verdict, ReadError> {
         let fix = format!("ip route get {ip}   # then: {}", context.as_root("ip route add NETWORK/PREFIX via GATEWAY"));
         return Ok(Verdict::fault(Status::Error, format!("no route to {ip}"), fix));
     };
-    let state = context.tree().line(&format!("{NET}/{name}/operstate"))?;
+    let state = context.tree().read_line(&format!("{NET}/{name}/operstate"))?;
     // The state of the loopback interface is `unknown`.
     if state != "down" {
         return Ok(Verdict::ok(format!("{name} is {}", if state == "unknown" { "up" } else { &state })));
@@ -68,10 +68,10 @@ fn mtu(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut mtus, mut fixes) = (Vec::new(), Vec::new());
     for name in interfaces(context) {
         // The MTU of an InfiniBand interface (type 32) applies to IP, not to RDMA.
-        if context.tree().line(&format!("{NET}/{name}/type")).is_ok_and(|kind| kind == "32") {
+        if context.tree().read_line(&format!("{NET}/{name}/type")).is_ok_and(|kind| kind == "32") {
             continue;
         }
-        let mtu: u32 = context.tree().number(&format!("{NET}/{name}/mtu"))?;
+        let mtu: u32 = context.tree().read_number(&format!("{NET}/{name}/mtu"))?;
         mtus.push(format!("{name}: {mtu}"));
         if mtu < WANTED_MTU {
             fixes.push(format!(
@@ -89,7 +89,7 @@ fn mtu(context: &CheckContext) -> Result<Verdict, ReadError> {
 /// Reads the three numbers of `tcp_rmem` or `tcp_wmem`. Returns them, and the last one, which is the maximum.
 fn tcp_maximum(context: &CheckContext, name: &str) -> Result<(String, u64), ReadError> {
     let path = format!("/proc/sys/net/ipv4/{name}");
-    let line = context.tree().line(&path)?;
+    let line = context.tree().read_line(&path)?;
     let last = line.split_whitespace().next_back().and_then(|word| word.parse().ok());
     let last = last.ok_or_else(|| ReadError::new(path, format!("expected numbers, found {line:?}")))?;
     Ok((line.split_whitespace().collect::<Vec<_>>().join(" "), last))
@@ -111,7 +111,7 @@ fn tcp_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
 fn socket_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut values, mut fix) = (Vec::new(), Vec::new());
     for name in ["rmem_max", "wmem_max"] {
-        let maximum: u64 = context.tree().number(&format!("/proc/sys/net/core/{name}"))?;
+        let maximum: u64 = context.tree().read_number(&format!("/proc/sys/net/core/{name}"))?;
         if maximum < EXPLICIT_SIZE {
             fix.push(context.sysctl(&format!("net.core.{name}={EXPLICIT_SIZE}")));
         }
@@ -121,7 +121,7 @@ fn socket_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
 }
 
 fn backlog(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let maximum: u32 = context.tree().number("/proc/sys/net/core/somaxconn")?;
+    let maximum: u32 = context.tree().read_number("/proc/sys/net/core/somaxconn")?;
     let wanted = if context.server().fabric == Some(Fabric::Iwarp) { 1024 } else { 256 };
     Ok(Verdict::ok_if(
         maximum >= wanted,

@@ -45,10 +45,10 @@ impl PagePool {
         let pool = |name: String| {
             let page = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()? << 10;
             let path = format!("{folder}/{name}");
-            let number = |name| context.tree().number::<u64>(&format!("{path}/{name}")).ok();
+            let number = |name| context.tree().read_number::<u64>(&format!("{path}/{name}")).ok();
             Some(Self { page, reserved: number("nr_hugepages")?, free: number("free_hugepages")?, path })
         };
-        let mut all: Vec<Self> = context.tree().names(folder)?.into_iter().filter_map(pool).collect();
+        let mut all: Vec<Self> = context.tree().read_names(folder)?.into_iter().filter_map(pool).collect();
         all.sort_by_key(|pool| pool.page);
         Ok(all)
     }
@@ -96,7 +96,7 @@ fn huge_pages(context: &CheckContext) -> Result<Verdict, ReadError> {
 }
 
 fn transparent_huge_pages(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let line = context.tree().line(THP)?;
+    let line = context.tree().read_line(THP)?;
     let mode =
         selected(&line).ok_or_else(|| ReadError::new(THP, format!("expected a mode in brackets, found {line:?}")))?;
     Ok(Verdict::ok_if(mode != "always", mode, context.latency_severity(), context.write("madvise", &[THP.to_owned()])))
@@ -107,18 +107,18 @@ fn numa_balancing(context: &CheckContext) -> Result<Verdict, ReadError> {
     if nodes < 2 {
         return Ok(Verdict::ok("only one NUMA node"));
     }
-    let mode: u32 = context.tree().number(BALANCING)?;
+    let mode: u32 = context.tree().read_number(BALANCING)?;
     let observed = format!("{mode}, with {nodes} nodes");
     Ok(Verdict::ok_if(mode == 0, observed, context.latency_severity(), context.sysctl("kernel.numa_balancing=0")))
 }
 
 fn swap(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let swaps = context.tree().text("/proc/swaps")?;
+    let swaps = context.tree().read_text("/proc/swaps")?;
     let names: Vec<&str> = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     if names.is_empty() {
         return Ok(Verdict::ok("no swap"));
     }
-    let swappiness: u32 = context.tree().number("/proc/sys/vm/swappiness")?;
+    let swappiness: u32 = context.tree().read_number("/proc/sys/vm/swappiness")?;
     let observed = format!("{}, swappiness {swappiness}", names.join(" "));
     Ok(Verdict::ok_if(
         swappiness <= SWAPPINESS,

@@ -30,7 +30,7 @@ checks! {
 fn governor(context: &CheckContext) -> Result<Verdict, ReadError> {
     let file = |core: usize| format!("{CPU}/cpu{core}/cpufreq/scaling_governor");
     let cores = context.cores();
-    let governor_of = |core| Ok(if_exists(context.tree().line(&file(core)))?.map(|governor| (core, governor)));
+    let governor_of = |core| Ok(if_exists(context.tree().read_line(&file(core)))?.map(|governor| (core, governor)));
     let governors: Vec<(usize, String)> =
         cores.iter().map(governor_of).filter_map(Result::transpose).collect::<Result<_, _>>()?;
     if governors.is_empty() {
@@ -57,7 +57,7 @@ fn resume_latency(core: usize) -> String {
 /// Reads the bound on a core's wake-up time in microseconds, if there is one. In the file, `0` means no bound and `n/a`
 /// means 0 (PM QoS).
 fn wake_up_bound(context: &CheckContext, core: usize) -> Option<u64> {
-    match context.tree().line(&resume_latency(core)).ok()?.as_str() {
+    match context.tree().read_line(&resume_latency(core)).ok()?.as_str() {
         "0" => None,
         "n/a" => Some(0),
         bound => bound.parse().ok(),
@@ -70,12 +70,12 @@ fn c_states(context: &CheckContext) -> Result<Verdict, ReadError> {
     for core in context.cores().iter() {
         let folder = format!("{CPU}/cpu{core}/cpuidle");
         let bound = wake_up_bound(context, core).unwrap_or(u64::MAX);
-        for state in tree.numbered(&folder, "state").unwrap_or_default() {
+        for state in tree.read_numbers(&folder, "state").unwrap_or_default() {
             let file = |name| format!("{folder}/state{state}/{name}");
-            let Some(latency) = if_exists(tree.number::<u64>(&file("latency")))? else { continue };
+            let Some(latency) = if_exists(tree.read_number::<u64>(&file("latency")))? else { continue };
             states += 1;
-            if latency > MAX_EXIT_US && latency <= bound && tree.line(&file("disable"))? == "0" {
-                longest = longest.max((latency, tree.line(&file("name")).unwrap_or_default()));
+            if latency > MAX_EXIT_US && latency <= bound && tree.read_line(&file("disable"))? == "0" {
+                longest = longest.max((latency, tree.read_line(&file("name")).unwrap_or_default()));
                 deep.push((state, file("disable")));
             }
         }
@@ -103,11 +103,11 @@ fn c_states(context: &CheckContext) -> Result<Verdict, ReadError> {
 
 fn halt_poll(context: &CheckContext) -> Result<Verdict, ReadError> {
     let tree = context.tree();
-    let driver = tree.line(&format!("{CPU}/cpuidle/current_driver"))?;
+    let driver = tree.read_line(&format!("{CPU}/cpuidle/current_driver"))?;
     if driver != "haltpoll" {
         return Ok(Verdict::ok(format!("idle driver {driver}")));
     }
-    let polls: u64 = tree.number(HALT_POLL)?;
+    let polls: u64 = tree.read_number(HALT_POLL)?;
     if polls > 0 {
         return Ok(Verdict::ok(format!("virtual cores poll for up to {} us", polls / 1000)));
     }
@@ -123,8 +123,8 @@ fn halt_poll(context: &CheckContext) -> Result<Verdict, ReadError> {
 }
 
 fn clock(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let name = context.tree().line(&format!("{CLOCK}/current_clocksource"))?;
-    let others = context.tree().line(&format!("{CLOCK}/available_clocksource")).unwrap_or_default();
+    let name = context.tree().read_line(&format!("{CLOCK}/current_clocksource"))?;
+    let others = context.tree().read_line(&format!("{CLOCK}/available_clocksource")).unwrap_or_default();
     let better = others.split(' ').find(|other| !SLOW_CLOCKS.contains(other) && !other.is_empty());
     let fix = match better {
         Some(other) => context.write(other, &[format!("{CLOCK}/current_clocksource")]),

@@ -28,7 +28,7 @@ fn assert_invariants(topology: &Topology, plan: &Plan) {
     assert_eq!(all.len(), plan.shards().len() + plan.workers().len(), "each thread has its own core: {plan:?}");
     assert!(all.iter().all(|core| topology.allowed().contains(*core)), "{plan:?}");
     for core in shards.iter().filter_map(|id| topology.core(id)) {
-        assert_eq!(core.siblings.common(&shards).len(), 1, "each shard has its own physical core: {plan:?}");
+        assert_eq!(core.siblings.intersection(&shards).len(), 1, "each shard has its own physical core: {plan:?}");
     }
     assert!(!plan.why().is_empty());
 }

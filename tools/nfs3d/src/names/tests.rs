@@ -250,7 +250,7 @@ fn a_handle_is_stale_immediately_if_its_inode_number_belongs_to_a_later_file() {
     earlier[7] ^= 1;
     assert_eq!(find(&names, (ino, earlier)), (Err(Nfsstat3::ErrStale), 1), "one pass finds the number");
     assert_eq!(find(&names, (ino, earlier)), (Err(Nfsstat3::ErrStale), 1));
-    assert_eq!(names.known(), 1, "the name leads to the later file");
+    assert_eq!(names.known_count(), 1, "the name leads to the later file");
     assert_eq!(find(&names, (ino, birth)), (Ok(ino), 1));
     assert_eq!(lock(&names.search).begun, 1, "the later file is found by its known name");
 }
@@ -264,7 +264,7 @@ fn a_file_is_stale_if_its_listed_names_do_not_lead_to_it() {
     // The file is on another device, as if it were mounted there.
     names.dev += 1;
     assert_eq!(find(&names, identity(&file)), (Err(Nfsstat3::ErrStale), 1));
-    assert_eq!((lock(&names.search).begun, names.known()), (1, 0));
+    assert_eq!((lock(&names.search).begun, names.known_count()), (1, 0));
 }
 
 /// A pass that ended before the file was moved does not decide about the file.
@@ -308,7 +308,7 @@ fn names_are_learned_and_followed_while_a_search_is_under_way() {
 fn names_of_removed_files_are_forgotten() {
     let (names, directory) = export();
     let (root, file) = (names.root_ino, directory.path().join("file"));
-    let known = || names.known();
+    let known = || names.known_count();
     for n in 0..100 {
         names.learn(root, format!("{n}").as_bytes(), n);
         names.forget(root, format!("{n}").as_bytes(), n, n % 2 == 0);
@@ -333,8 +333,8 @@ fn names_of_removed_files_are_forgotten() {
 fn removal_by_clients_leaves_no_known_names() {
     let directory = tempfile::tempdir().expect("a directory");
     let policy = Policy::new(Squash::None);
-    let (read_only, sync, handles, key, files) = (false, false, HandleSource::Names, [7; 32], 100);
-    let export = Export::open(directory.path(), Options { read_only, sync, policy, handles, key, files });
+    let (read_only, sync, handles, key, max_open_files) = (false, false, HandleSource::Names, [7; 32], 100);
+    let export = Export::open(directory.path(), Options { read_only, sync, policy, handles, key, max_open_files });
     let export = export.expect("a directory");
     let (call, dir) = (Call { export: &export, user: policy.own(), host: None }, export.root.handle());
     let learn = |name: &str| drop(export.look_up(&export.root, name.as_bytes(), &call.user).expect("it is there"));
@@ -343,13 +343,13 @@ fn removal_by_clients_leaves_no_known_names() {
         fs::write(directory.path().join("other"), "").expect("a file");
         fs::create_dir(directory.path().join("dir")).expect("a directory");
         ["file", "other", "dir"].into_iter().for_each(learn);
-        assert_eq!(export.handles.known(), 3);
+        assert_eq!(export.handles.known_count(), 3);
         let at = |name: &'static str| Diropargs3 { dir, name: Filename3(name.as_bytes()) };
         assert!(call.rename(Rename3Args { from: at("file"), to: at("other") }).is_ok());
-        assert_eq!(export.handles.known(), 2, "{n}: the replaced file has no name");
+        assert_eq!(export.handles.known_count(), 2, "{n}: the replaced file has no name");
         assert!(call.remove(Remove3Args { object: at("other") }).is_ok());
         assert!(call.rmdir(Rmdir3Args { object: at("dir") }).is_ok());
-        assert_eq!(export.handles.known(), 0, "{n}");
+        assert_eq!(export.handles.known_count(), 0, "{n}");
     }
 }
 

@@ -40,7 +40,7 @@ impl TestServer {
             policy: Policy::new(Squash::None),
             handles: HandleSource::Auto,
             key: [7; 32],
-            files: 100,
+            max_open_files: 100,
         };
         let export = Arc::new(Export::open(directory.path(), options).expect("a directory"));
         let pool = Pool::start(&export, THREADS).expect("threads");

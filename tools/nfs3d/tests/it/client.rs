@@ -233,6 +233,14 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// True if servers of this user can act as other users. Otherwise, prints that the test does not run.
+pub(crate) fn can_switch_users() -> bool {
+    if !is_root() {
+        println!("not run: only root can act as other users");
+    }
+    is_root()
+}
+
 /// A handle. Its bytes are leaked, so that they live as long as the test.
 pub(crate) type Fh = NfsFh3<'static>;
 

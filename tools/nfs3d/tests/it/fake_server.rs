@@ -57,7 +57,8 @@ impl FakeServer {
         Arc::new(Self { list, busy, called, lists, written })
     }
 
-    fn is_busy(&self, procedure: u32) -> bool {
+    /// Records a call of the procedure. Returns whether it must fail with NFS3ERR_JUKEBOX.
+    fn record_and_check_busy(&self, procedure: u32) -> bool {
         let first = self.called.lock().unwrap().insert(procedure);
         self.busy == Busy::Always || self.busy == Busy::Once && first
     }
@@ -130,7 +131,7 @@ impl Server for FakeServer {
         _: Fsinfo3Args<'_>,
         answer: ReplySender<'_, Fsinfo>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Fsinfo::NUMBER) {
+        if self.record_and_check_busy(Fsinfo::NUMBER) {
             return answer.send(&Fsinfo3Res::Default(BUSY, Fsinfo3Resfail::default()));
         }
         answer.send(&Fsinfo3Res::Ok(Fsinfo3Resok {
@@ -154,7 +155,7 @@ impl Server for FakeServer {
         _: Lookup3Args<'_>,
         answer: ReplySender<'_, Lookup>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Lookup::NUMBER) {
+        if self.record_and_check_busy(Lookup::NUMBER) {
             return answer.send(&Lookup3Res::Default(BUSY, Lookup3Resfail::default()));
         }
         let object = NfsFh3 { data: &FILE };
@@ -167,14 +168,14 @@ impl Server for FakeServer {
         _: Getattr3Args<'_>,
         answer: ReplySender<'_, Getattr>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Getattr::NUMBER) {
+        if self.record_and_check_busy(Getattr::NUMBER) {
             return answer.send(&Getattr3Res::Default(BUSY));
         }
         answer.send(&Getattr3Res::Ok(Getattr3Resok { obj_attributes: attributes(false) }))
     }
 
     fn read(&self, _: CallInfo<'_>, args: Read3Args<'_>, answer: ReplySender<'_, Read>) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Read::NUMBER) {
+        if self.record_and_check_busy(Read::NUMBER) {
             return answer.send(&Read3Res::Default(BUSY, Read3Resfail::default()));
         }
         let all = pattern(LEN);
@@ -189,7 +190,7 @@ impl Server for FakeServer {
         _: Create3Args<'_>,
         answer: ReplySender<'_, Create>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Create::NUMBER) {
+        if self.record_and_check_busy(Create::NUMBER) {
             return answer.send(&Create3Res::Default(BUSY, Create3Resfail { dir_wcc: NO_WCC }));
         }
         let obj = Some(NfsFh3 { data: &FILE });
@@ -202,7 +203,7 @@ impl Server for FakeServer {
         args: Write3Args<'_>,
         answer: ReplySender<'_, Write>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Write::NUMBER) {
+        if self.record_and_check_busy(Write::NUMBER) {
             return answer.send(&Write3Res::Default(BUSY, Write3Resfail { file_wcc: NO_WCC }));
         }
         let mut written = self.written.lock().unwrap();
@@ -220,7 +221,7 @@ impl Server for FakeServer {
         args: Setattr3Args<'_>,
         answer: ReplySender<'_, Setattr>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Setattr::NUMBER) {
+        if self.record_and_check_busy(Setattr::NUMBER) {
             return answer.send(&Setattr3Res::Default(BUSY, Setattr3Resfail { obj_wcc: NO_WCC }));
         }
         let size = args.new_attributes.size.expect("a size");
@@ -234,7 +235,7 @@ impl Server for FakeServer {
         _: Commit3Args<'_>,
         answer: ReplySender<'_, Commit>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Commit::NUMBER) {
+        if self.record_and_check_busy(Commit::NUMBER) {
             return answer.send(&Commit3Res::Default(BUSY, Commit3Resfail { file_wcc: NO_WCC }));
         }
         answer.send(&Commit3Res::Ok(Commit3Resok { file_wcc: NO_WCC, verf: [0; 8] }))
@@ -246,7 +247,7 @@ impl Server for FakeServer {
         args: Readdirplus3Args<'_>,
         answer: ReplySender<'_, Readdirplus>,
     ) -> Result<ReplySent, Refusal> {
-        if self.is_busy(Readdirplus::NUMBER) {
+        if self.record_and_check_busy(Readdirplus::NUMBER) {
             return answer.send(&Readdirplus3Res::Default(BUSY, Readdirplus3Resfail::default()));
         }
         self.lists.fetch_add(1, Ordering::Relaxed);

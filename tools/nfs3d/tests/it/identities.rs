@@ -13,19 +13,11 @@ use rpcrdma_nfs3d::nfs3::*;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use crate::client::{Fh, Nfs, Nfsd, at, is_root, put, status, with_mode, with_size};
+use crate::client::{Fh, Nfs, Nfsd, at, can_switch_users, is_root, put, status, with_mode, with_size};
 
 const OWNER: u32 = 1234;
 const OTHER: u32 = 5678;
 const NOW: SetMtime = SetMtime::Default(TimeHow::SetToServerTime);
-
-/// True if this process is root. Otherwise, prints that the test does not run.
-fn has_root() -> bool {
-    if !is_root() {
-        println!("not run: only root can act as other users");
-    }
-    is_root()
-}
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("a file").mode() & 0o7777
@@ -52,7 +44,7 @@ const CHANGES: [(&str, Change); 3] = [
 
 #[test]
 fn set_id_bits_are_cleared_in_files_that_are_already_open() {
-    if !has_root() {
+    if !can_switch_users() {
         return;
     }
     for options in [&[][..], &["--workers", "0"]] {
@@ -78,7 +70,7 @@ fn set_id_bits_are_cleared_in_files_that_are_already_open() {
 
 #[test]
 fn threads_do_not_keep_the_user_and_groups_of_a_call() {
-    if !has_root() {
+    if !can_switch_users() {
         return;
     }
     let nfsd = Nfsd::start(&["--workers", "1"]);
@@ -115,7 +107,7 @@ fn start_as_owner(options: &str) -> Nfsd {
 /// The kernel's client creates a file with its final mode, and then writes it.
 #[test]
 fn the_owner_may_use_a_new_file_whose_mode_denies_it() {
-    if !has_root() {
+    if !can_switch_users() {
         return;
     }
     for nfsd in [Nfsd::start(&[]), start_as_owner("")] {
@@ -139,7 +131,7 @@ fn the_owner_may_use_a_new_file_whose_mode_denies_it() {
 /// The server may have opened the file before the flag was set.
 #[test]
 fn append_only_and_immutable_files_are_not_written() {
-    if !has_root() {
+    if !can_switch_users() {
         return;
     }
     let nfsd = Nfsd::start(&[]);
@@ -163,7 +155,7 @@ fn append_only_and_immutable_files_are_not_written() {
 
 #[test]
 fn a_server_that_is_not_root_uses_no_capabilities() {
-    if !has_root() {
+    if !can_switch_users() {
         return;
     }
     let nfsd = start_as_owner("--inh-caps=+fsetid,+dac_override --ambient-caps=+fsetid,+dac_override");
@@ -222,7 +214,7 @@ fn times(path: &Path) -> (i64, i64) {
 
 #[test]
 fn users_with_write_permission_may_set_times_to_the_present() {
-    if !has_root() {
+    if !can_switch_users() {
         return;
     }
     let nfsd = Nfsd::start(&[]);
@@ -253,7 +245,7 @@ fn users_with_write_permission_may_set_times_to_the_present() {
 
 #[test]
 fn file_systems_mounted_in_the_export_are_not_exported() {
-    if !has_root() {
+    if !can_switch_users() {
         return;
     }
     for handles in ["kernel", "names"] {

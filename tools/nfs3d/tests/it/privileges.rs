@@ -10,15 +10,7 @@ use rpcrdma_nfs3d::UNCHANGED;
 use rpcrdma_nfs3d::nfs3::nfs_v3::Mkdir;
 use rpcrdma_nfs3d::nfs3::*;
 
-use crate::client::{Nfs, Nfsd, at, is_root, with_mode, with_size};
-
-/// True if this process can act as other users. Prints a line if not.
-fn can_switch_users() -> bool {
-    if !is_root() {
-        println!("not run: only root can act as other users");
-    }
-    is_root()
-}
+use crate::client::{Nfs, Nfsd, at, can_switch_users, with_mode, with_size};
 
 #[test]
 fn a_change_by_another_user_clears_set_id_bits() {

@@ -51,7 +51,7 @@ fn value(text: &str, series: &str) -> f64 {
 
 #[test]
 fn metrics_have_the_values_of_the_snapshot_in_base_units() {
-    let text = text(Some(snapshot(2)), devices());
+    let text = encode_text(Some(snapshot(2)), devices());
     for (series, expected) in [
         ("rpcrdma_up", 1.0),
         ("rpcrdma_uptime_seconds", 1.5),
@@ -83,7 +83,7 @@ fn metrics_have_the_values_of_the_snapshot_in_base_units() {
 
 #[test]
 fn series_are_unique_and_families_have_valid_names_and_help() {
-    let text = text(Some(snapshot(3)), devices());
+    let text = encode_text(Some(snapshot(3)), devices());
     let all = samples(&text);
     let names: BTreeSet<_> = all.iter().map(|sample| sample.0).collect();
     assert_eq!(names.len(), all.len(), "Prometheus refuses duplicate series");
@@ -101,12 +101,12 @@ fn series_are_unique_and_families_have_valid_names_and_help() {
 
 #[test]
 fn absent_servers_and_shards_without_an_answer_are_reported_as_down() {
-    let absent = text(None, devices());
+    let absent = encode_text(None, devices());
     assert_eq!(value(&absent, "rpcrdma_up"), 0.0);
     assert!(!absent.contains("rpcrdma_calls") && absent.contains("out_of_buffer"), "{absent}");
     let mut stuck = snapshot(2);
     stuck.shards[1].stats = None;
-    let stuck = text(Some(stuck), Vec::new());
+    let stuck = encode_text(Some(stuck), Vec::new());
     assert_eq!(value(&stuck, r#"rpcrdma_shard_up{shard="1",address="soft:\"a\"",core=""}"#), 0.0);
     assert!(!stuck.contains(r#"rpcrdma_calls_total{shard="1"}"#));
 }
@@ -119,7 +119,7 @@ fn metrics(query: &str) -> Vec<&str> {
 
 #[test]
 fn the_dashboard_queries_existing_metrics() {
-    let text = text(Some(snapshot(1)), devices());
+    let text = encode_text(Some(snapshot(1)), devices());
     let existing: BTreeSet<&str> =
         samples(&text).iter().map(|(name, _)| name.split('{').next().unwrap_or(name)).collect();
     let dashboard: serde_json::Value = serde_json::from_str(include_str!("../../../grafana.json")).expect("JSON");

@@ -37,7 +37,7 @@ impl Value {
 }
 
 impl Model {
-    /// An expression that decodes a value from `from`, or returns an error.
+    /// An expression that decodes a value from `decoder`, or returns an error.
     pub(super) fn decode(&self, ty: &Type, what: &str) -> TokenStream {
         let (xdr, ty) = (&self.xdr, self.resolve(ty));
         if let Some((name, inner)) = self.newtype(ty) {
@@ -46,33 +46,33 @@ impl Model {
             return quote!(#name(#inner));
         }
         match ty {
-            Type::Int => quote!(from.u32(#what)?.cast_signed()),
-            Type::UnsignedInt => quote!(from.u32(#what)?),
-            Type::Hyper => quote!(from.u64(#what)?.cast_signed()),
-            Type::UnsignedHyper => quote!(from.u64(#what)?),
-            Type::Float => quote!(f32::from_bits(from.u32(#what)?)),
-            Type::Double => quote!(f64::from_bits(from.u64(#what)?)),
-            Type::Bool => quote!(from.bool(#what)?),
-            Type::FixedOpaque(_) => quote!(from.fixed(#what)?),
+            Type::Int => quote!(decoder.u32(#what)?.cast_signed()),
+            Type::UnsignedInt => quote!(decoder.u32(#what)?),
+            Type::Hyper => quote!(decoder.u64(#what)?.cast_signed()),
+            Type::UnsignedHyper => quote!(decoder.u64(#what)?),
+            Type::Float => quote!(f32::from_bits(decoder.u32(#what)?)),
+            Type::Double => quote!(f64::from_bits(decoder.u64(#what)?)),
+            Type::Bool => quote!(decoder.bool(#what)?),
+            Type::FixedOpaque(_) => quote!(decoder.fixed(#what)?),
             Type::Opaque { max, is_bulk } | Type::Text { max, is_bulk } => {
                 let max = bound(*max);
-                if *is_bulk { quote!(from.bulk(#max, #what)?) } else { quote!(from.opaque(#max, #what)?) }
+                if *is_bulk { quote!(decoder.bulk(#max, #what)?) } else { quote!(decoder.opaque(#max, #what)?) }
             }
             Type::Array(_, max) => {
                 let max = bound(*max);
-                quote!(#xdr::Array::decode(from, #max, #what)?)
+                quote!(#xdr::Array::decode(decoder, #max, #what)?)
             }
             Type::Optional(inner) => {
                 let inner = self.decode(inner, what);
-                quote!(if from.bool(#what)? { Some(#inner) } else { None })
+                quote!(if decoder.bool(#what)? { Some(#inner) } else { None })
             }
             Type::Void | Type::FixedArray(..) | Type::List(_) | Type::Named(_) | Type::Recursive(_) => {
-                quote!(#xdr::Decode::decode(from)?)
+                quote!(#xdr::Decode::decode(decoder)?)
             }
         }
     }
 
-    /// An expression of type `Result` that encodes a value to `to`.
+    /// An expression of type `Result` that encodes a value to `encoder`.
     pub(super) fn encode(&self, ty: &Type, value: &Value) -> TokenStream {
         let (xdr, name, reference, copy) = (&self.xdr, &value.name, value.as_reference(), value.as_copy());
         let ty = self.resolve(ty);
@@ -80,35 +80,35 @@ impl Model {
             return self.encode(inner, &Value::place(quote!(#name.0)));
         }
         match ty {
-            Type::Int => quote!(to.u32(#name.cast_unsigned())),
-            Type::UnsignedInt => quote!(to.u32(#copy)),
-            Type::Hyper => quote!(to.u64(#name.cast_unsigned())),
-            Type::UnsignedHyper => quote!(to.u64(#copy)),
-            Type::Float => quote!(to.u32(#name.to_bits())),
-            Type::Double => quote!(to.u64(#name.to_bits())),
-            Type::Bool => quote!(to.bool(#copy)),
-            Type::FixedOpaque(_) => quote!(to.fixed(#reference)),
+            Type::Int => quote!(encoder.u32(#name.cast_unsigned())),
+            Type::UnsignedInt => quote!(encoder.u32(#copy)),
+            Type::Hyper => quote!(encoder.u64(#name.cast_unsigned())),
+            Type::UnsignedHyper => quote!(encoder.u64(#copy)),
+            Type::Float => quote!(encoder.u32(#name.to_bits())),
+            Type::Double => quote!(encoder.u64(#name.to_bits())),
+            Type::Bool => quote!(encoder.bool(#copy)),
+            Type::FixedOpaque(_) => quote!(encoder.fixed(#reference)),
             Type::Opaque { max, is_bulk } | Type::Text { max, is_bulk } => {
                 let max = bound(*max);
-                if *is_bulk { quote!(to.bulk(#reference, #max)) } else { quote!(to.opaque(#name, #max)) }
+                if *is_bulk { quote!(encoder.bulk(#reference, #max)) } else { quote!(encoder.opaque(#name, #max)) }
             }
             Type::Array(_, max) => {
                 let max = bound(*max);
-                quote!(#name.encode(to, #max))
+                quote!(#name.encode(encoder, #max))
             }
             Type::Optional(inner) if !encodes_itself(inner) => {
                 let some = self.encode(inner, &Value::reference(quote!(some)));
                 quote! {
                     match #reference {
                         Some(some) => {
-                            to.bool(true)?;
+                            encoder.bool(true)?;
                             #some
                         }
-                        None => to.bool(false),
+                        None => encoder.bool(false),
                     }
                 }
             }
-            _ => quote!(#xdr::Encode::encode(#reference, to)),
+            _ => quote!(#xdr::Encode::encode(#reference, encoder)),
         }
     }
 

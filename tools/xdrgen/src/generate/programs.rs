@@ -238,10 +238,10 @@ impl<'s> Module<'s> {
         let adds = calls.iter().map(|call| {
             let Call { signature, method, procedure, .. } = call;
             let procedures = quote!(#engine::Procedure);
-            let pass = |take| quote!(typed::#take(call, |call| Server::#method(&*held, call)));
+            let pass = |take| quote!(typed::#take(call, |call| Server::#method(&*shared_server, call)));
             let constructor = match procedure.placement.run {
                 Run::Shard | Run::Workers => {
-                    let invoke = invoke(call, &quote!(&*held));
+                    let invoke = invoke(call, &quote!(&*shared_server));
                     quote!(#procedures::new(move |call| { #invoke }))
                 }
                 Run::Deferred => {
@@ -252,7 +252,7 @@ impl<'s> Module<'s> {
                     let begin = pass(quote!(begin::<#signature, _>));
                     quote! {
                         #procedures::asynchronous(move |call| {
-                            let held = #shared::clone(&held);
+                            let shared_server = #shared::clone(&shared_server);
                             async move { #begin.await }
                         })
                     }
@@ -261,7 +261,7 @@ impl<'s> Module<'s> {
             let workers = (procedure.placement.run == Run::Workers && !is_local).then(|| quote!(.on_workers()));
             let register = Self::register(call, &workers);
             quote! {
-                let held = #shared::clone(server);
+                let shared_server = #shared::clone(server);
                 let procedure = #constructor;
                 #register
             }

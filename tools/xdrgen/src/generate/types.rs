@@ -89,7 +89,7 @@ impl Model {
         let what = |field: &Field| format!("{name}.{}", field.name.text);
         let value = |ident| Value::place(quote!(self.#ident));
         // Fields may have the names of variables in the generated code.
-        let mut scope = Scope::with(&["from", "words"]);
+        let mut scope = Scope::with(&["decoder", "words"]);
         let locals: Vec<_> = fields.iter().map(|field| scope.snake(&field.name.text)).collect();
         let inits = idents.iter().zip(&locals);
         let inits = inits.map(|(ident, local)| if ident == local { quote!(#ident) } else { quote!(#ident: #local) });
@@ -102,7 +102,7 @@ impl Model {
             } else {
                 let (mut next, what, words) = (0, what(&fields[0]), Literal::usize_unsuffixed(words));
                 let values = fields.iter().map(|field| self.decode_words(&field.ty, &mut next));
-                decode.push(quote!(let words = from.word_array::<#words>(#what)?; #(let #locals = #values;)*));
+                decode.push(quote!(let words = decoder.word_array::<#words>(#what)?; #(let #locals = #values;)*));
             }
         }
         let decode = quote!(#(#decode)* Ok(Self { #(#inits),* }));
@@ -128,7 +128,7 @@ impl Model {
                 for (field, ident) in run.iter().zip(&idents[at..]) {
                     self.to_words(&field.ty, &quote!(self.#ident), &mut values);
                 }
-                encode.push(quote!(to.words::<#count>([#(#values),*])?;));
+                encode.push(quote!(encoder.words::<#count>([#(#values),*])?;));
             }
         }
         let encode = quote!(#(#encode)* #last);
@@ -159,13 +159,13 @@ impl Model {
         let default = values.iter().any(|value| value.value == 0).then(|| quote!(Default,));
         let codec = Codec {
             decode: quote! {
-                match from.u32(#what)?.cast_signed() {
+                match decoder.u32(#what)?.cast_signed() {
                     #(#numbers => Ok(Self::#names),)*
-                    _ => Err(from.unknown(#what)),
+                    _ => Err(decoder.unknown(#what)),
                 }
             },
             len: quote!(4),
-            encode: quote!(to.u32((*self as i32).cast_unsigned())),
+            encode: quote!(encoder.u32((*self as i32).cast_unsigned())),
             parts: 1,
         };
         let codec = self.codec(id, self.facts(&Type::Named(id)), codec);
@@ -200,15 +200,15 @@ impl Model {
             true => (quote!(<'a>), quote!(<'a>), quote!(<'_>)),
             false => (quote!(), quote!(<'_>), quote!()),
         };
-        let (no_from, no_to) = match parts {
-            0 => (quote!(let _ = from;), quote!(let _ = to;)),
+        let (no_decoder, no_encoder) = match parts {
+            0 => (quote!(let _ = decoder;), quote!(let _ = encoder;)),
             _ => (quote!(), quote!()),
         };
         quote! {
             impl #generics #xdr::Decode #life for #rust #generics {
                 #inline
-                fn decode(from: &mut #xdr::Decoder #life) -> Result<Self, #xdr::BadXdr> {
-                    #no_from
+                fn decode(decoder: &mut #xdr::Decoder #life) -> Result<Self, #xdr::BadXdr> {
+                    #no_decoder
                     #decode
                 }
             }
@@ -220,8 +220,8 @@ impl Model {
                 }
 
                 #inline
-                fn encode(&self, to: &mut #xdr::Encoder<'_>) -> Result<(), #xdr::EncodeError> {
-                    #no_to
+                fn encode(&self, encoder: &mut #xdr::Encoder<'_>) -> Result<(), #xdr::EncodeError> {
+                    #no_encoder
                     #encode
                 }
             }

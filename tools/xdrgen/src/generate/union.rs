@@ -63,7 +63,7 @@ impl Model {
             lens.push(quote!(Self::#variant #open => #fixed #(+ #len)*));
 
             let parts = parts.iter().map(|(name, ty)| self.encode(ty, &Value::reference(quote!(#name))));
-            let word = word.iter().map(|word| quote!(to.u32(#word)));
+            let word = word.iter().map(|word| quote!(encoder.u32(#word)));
             let encode: Vec<_> = word.chain(parts).collect();
             let open = tuple(&names.iter().map(|name| quote!(#name)).collect::<Vec<_>>());
             encodes.push(match &encode[..] {
@@ -77,7 +77,7 @@ impl Model {
             encodes.insert(0, quote!(#held => Err(#xdr::EncodeError::switch()),));
         }
         if !is_complete {
-            decodes.push(quote!(_ => Err(from.unknown(#name))));
+            decodes.push(quote!(_ => Err(decoder.unknown(#name))));
         }
         let switch = self.decode(&union.switch.ty, &format!("{name}.{}", union.switch.name.text));
         let codec = Codec {

@@ -28,12 +28,12 @@ impl Status {
 impl rpcrdma::xdr::Decode<'_> for Status {
     #[inline]
     fn decode(
-        from: &mut rpcrdma::xdr::Decoder<'_>,
+        decoder: &mut rpcrdma::xdr::Decoder<'_>,
     ) -> Result<Self, rpcrdma::xdr::BadXdr> {
-        match from.u32("status")?.cast_signed() {
+        match decoder.u32("status")?.cast_signed() {
             0 => Ok(Self::Ok),
             1 => Ok(Self::Missing),
-            _ => Err(from.unknown("status")),
+            _ => Err(decoder.unknown("status")),
         }
     }
 }
@@ -47,9 +47,9 @@ impl rpcrdma::xdr::Encode for Status {
     #[inline]
     fn encode(
         &self,
-        to: &mut rpcrdma::xdr::Encoder<'_>,
+        encoder: &mut rpcrdma::xdr::Encoder<'_>,
     ) -> Result<(), rpcrdma::xdr::EncodeError> {
-        to.u32((*self as i32).cast_unsigned())
+        encoder.u32((*self as i32).cast_unsigned())
     }
 }
 
@@ -60,9 +60,9 @@ pub struct Key<'a>(pub &'a [u8]);
 impl<'a> rpcrdma::xdr::Decode<'a> for Key<'a> {
     #[inline]
     fn decode(
-        from: &mut rpcrdma::xdr::Decoder<'a>,
+        decoder: &mut rpcrdma::xdr::Decoder<'a>,
     ) -> Result<Self, rpcrdma::xdr::BadXdr> {
-        Ok(Self(from.opaque(32, "key")?))
+        Ok(Self(decoder.opaque(32, "key")?))
     }
 }
 
@@ -75,9 +75,9 @@ impl rpcrdma::xdr::Encode for Key<'_> {
     #[inline]
     fn encode(
         &self,
-        to: &mut rpcrdma::xdr::Encoder<'_>,
+        encoder: &mut rpcrdma::xdr::Encoder<'_>,
     ) -> Result<(), rpcrdma::xdr::EncodeError> {
-        to.opaque(self.0, 32)
+        encoder.opaque(self.0, 32)
     }
 }
 
@@ -98,11 +98,11 @@ pub struct Pair<'a> {
 impl<'a> rpcrdma::xdr::Decode<'a> for Pair<'a> {
     #[inline]
     fn decode(
-        from: &mut rpcrdma::xdr::Decoder<'a>,
+        decoder: &mut rpcrdma::xdr::Decoder<'a>,
     ) -> Result<Self, rpcrdma::xdr::BadXdr> {
-        let r#type = Key(from.opaque(32, "pair.type")?);
-        let written = from.u64("pair.written")?;
-        let value = from.bulk(65536, "pair.value")?;
+        let r#type = Key(decoder.opaque(32, "pair.type")?);
+        let written = decoder.u64("pair.written")?;
+        let value = decoder.bulk(65536, "pair.value")?;
         Ok(Self { r#type, written, value })
     }
 }
@@ -116,11 +116,11 @@ impl rpcrdma::xdr::Encode for Pair<'_> {
     #[inline]
     fn encode(
         &self,
-        to: &mut rpcrdma::xdr::Encoder<'_>,
+        encoder: &mut rpcrdma::xdr::Encoder<'_>,
     ) -> Result<(), rpcrdma::xdr::EncodeError> {
-        to.opaque(self.r#type.0, 32)?;
-        to.u64(self.written)?;
-        to.bulk(&self.value, 65536)
+        encoder.opaque(self.r#type.0, 32)?;
+        encoder.u64(self.written)?;
+        encoder.bulk(&self.value, 65536)
     }
 }
 
@@ -136,10 +136,10 @@ pub enum Result_<'a> {
 impl<'a> rpcrdma::xdr::Decode<'a> for Result_<'a> {
     #[inline]
     fn decode(
-        from: &mut rpcrdma::xdr::Decoder<'a>,
+        decoder: &mut rpcrdma::xdr::Decoder<'a>,
     ) -> Result<Self, rpcrdma::xdr::BadXdr> {
-        match rpcrdma::xdr::Decode::decode(from)? {
-            Status::Ok => Ok(Self::Ok(rpcrdma::xdr::Decode::decode(from)?)),
+        match rpcrdma::xdr::Decode::decode(decoder)? {
+            Status::Ok => Ok(Self::Ok(rpcrdma::xdr::Decode::decode(decoder)?)),
             switch => Ok(Self::Default(switch)),
         }
     }
@@ -157,15 +157,15 @@ impl rpcrdma::xdr::Encode for Result_<'_> {
     #[inline]
     fn encode(
         &self,
-        to: &mut rpcrdma::xdr::Encoder<'_>,
+        encoder: &mut rpcrdma::xdr::Encoder<'_>,
     ) -> Result<(), rpcrdma::xdr::EncodeError> {
         match self {
             Self::Default(Status::Ok, ..) => Err(rpcrdma::xdr::EncodeError::switch()),
             Self::Ok(value) => {
-                to.u32(0)?;
-                rpcrdma::xdr::Encode::encode(value, to)
+                encoder.u32(0)?;
+                rpcrdma::xdr::Encode::encode(value, encoder)
             }
-            Self::Default(switch) => rpcrdma::xdr::Encode::encode(switch, to),
+            Self::Default(switch) => rpcrdma::xdr::Encode::encode(switch, encoder),
         }
     }
 }
@@ -255,16 +255,19 @@ pub mod store_v1 {
         server: &::std::sync::Arc<S>,
         cache: &typed::ProgramCache,
     ) {
-        let held = ::std::sync::Arc::clone(server);
+        let shared_server = ::std::sync::Arc::clone(server);
         let procedure = rpcrdma::Procedure::new(move |call| {
             typed::run::<
                 Get,
-            >(call, |call, args, answer| Server::get(&*held, call, args, answer))
+            >(
+                call,
+                |call, args, answer| Server::get(&*shared_server, call, args, answer),
+            )
         });
         services.add(PROGRAM, VERSION, Get::NUMBER, typed::bound::<Get, _>(procedure));
-        let held = ::std::sync::Arc::clone(server);
+        let shared_server = ::std::sync::Arc::clone(server);
         let procedure = rpcrdma::Procedure::deferred(move |call| {
-            typed::take::<Put>(call, |call| Server::put(&*held, call))
+            typed::take::<Put>(call, |call| Server::put(&*shared_server, call))
         });
         services
             .add(
@@ -281,16 +284,19 @@ pub mod store_v1 {
         server: &::std::rc::Rc<S>,
         cache: &typed::ProgramCache,
     ) {
-        let held = ::std::rc::Rc::clone(server);
+        let shared_server = ::std::rc::Rc::clone(server);
         let procedure = rpcrdma::Procedure::new(move |call| {
             typed::run::<
                 Get,
-            >(call, |call, args, answer| Server::get(&*held, call, args, answer))
+            >(
+                call,
+                |call, args, answer| Server::get(&*shared_server, call, args, answer),
+            )
         });
         services.add(PROGRAM, VERSION, Get::NUMBER, typed::bound::<Get, _>(procedure));
-        let held = ::std::rc::Rc::clone(server);
+        let shared_server = ::std::rc::Rc::clone(server);
         let procedure = rpcrdma::Procedure::deferred(move |call| {
-            typed::take::<Put>(call, |call| Server::put(&*held, call))
+            typed::take::<Put>(call, |call| Server::put(&*shared_server, call))
         });
         services
             .add(

@@ -236,6 +236,6 @@ fn requests_of_closed_or_early_sending_peers_are_dropped() {
         assert!(server.fabric.connections.complete.is_empty());
         assert_eq!(server.fabric.stats().requests_refused, u64::from(!closes));
         let error = server.fabric.accept(id, &ConnectParams::default()).expect_err("no such request");
-        assert!(error.to_string().contains("withdrawn its connect request"), "{error}");
+        assert!(error.to_string().contains("connect request withdrawn"), "{error}");
     }
 }

@@ -212,7 +212,7 @@ impl RdmapStream {
                 match self.reader.step(input) {
                     Ok(None) => break InputStatus::Consumed,
                     Ok(Some(ReaderStep::Segment { segment, len })) => {
-                        self.outbound.open = true;
+                        self.outbound.may_send = true;
                         self.placement.begin_segment(&self.windows, segment, len)
                     }
                     Ok(Some(ReaderStep::Payload(bytes))) => self.placement.place(&self.windows, bytes),
@@ -259,7 +259,8 @@ impl RdmapStream {
             stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
-        if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
+        if self.rnr_retry < ConnectParams::UNLIMITED_RNR_RETRY && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS
+        {
             return Err(self.missing_receive(format_args!("rnr_retry ({})", self.rnr_retry)));
         }
         Ok(())

@@ -27,7 +27,7 @@ const AHEAD: usize = 256 << 10;
 struct UnfinishedRequest {
     wr_id: u64,
     opcode: Opcode,
-    signalled: bool,
+    signaled: bool,
     /// The request is finished when the stream is sent up to this position and this many Reads have completed.
     sent: u64,
     own_reads_done: u64,
@@ -49,7 +49,7 @@ pub(in crate::iwarp) struct Outbound {
     answered_last: bool,
     /// Whether this side may send: the connection is established, the peer's first segment is not awaited, and no
     /// Terminate was sent.
-    pub(super) open: bool,
+    pub(super) may_send: bool,
     /// Whether FPDUs carry a CRC.
     pub(in crate::iwarp) crc: bool,
     /// Maximum bytes of payload in a tagged and in an untagged segment.
@@ -76,7 +76,7 @@ impl Outbound {
     }
 
     pub(super) fn begin(&mut self, agreed: &Negotiated, is_responder: bool, max_ulpdu: usize) {
-        self.open = !is_responder;
+        self.may_send = !is_responder;
         self.crc = agreed.crc;
         // Multiples of four, so that only the last segment of a message has a pad.
         self.tagged = (max_ulpdu - TAGGED_HEADER) & !3;
@@ -137,18 +137,18 @@ impl Outbound {
     }
 
     /// Appends a Terminate. Nothing may follow it.
-    pub(in crate::iwarp) fn terminate(&mut self, terminate: &Terminate) {
+    pub(in crate::iwarp) fn send_terminate(&mut self, terminate: &Terminate) {
         let mut message = Vec::new();
         terminate.encode(&mut message);
         let place = PayloadPlace::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
         self.push(RdmapOpcode::Terminate, true, place, Payload::Bytes(&message));
-        self.open = false;
+        self.may_send = false;
     }
 
     /// Appends an empty Write as a ready-to-receive message (RFC 6581 §9.3), unless a message is partly encoded. The
     /// rest of such a message has the same effect, and nothing may come between its segments.
     pub(in crate::iwarp) fn send_empty_write(&mut self) {
-        if self.open && !self.partial_write && self.partial_response == 0 {
+        if self.may_send && !self.partial_write && self.partial_response == 0 {
             let place = PayloadPlace::Tagged { stag: 0, offset: 0 };
             self.push(RdmapOpcode::Write, true, place, Payload::Bytes(&[]));
         }
@@ -177,7 +177,7 @@ impl RdmapStream {
             };
             checked.map_err(PostError::Invalid)?;
             posted += 1;
-            shared.stats.signalled += u64::from(posting.signalled);
+            shared.stats.signaled += u64::from(posting.signaled);
             Ok(())
         });
         shared.stats.posts += posted as u64;
@@ -188,7 +188,7 @@ impl RdmapStream {
     /// Encodes pending output, about as much as one write takes. Read Responses and requests alternate.
     #[inline]
     pub(in crate::iwarp) fn produce(&mut self) -> Result<(), StreamFailure> {
-        while self.outbound.open && self.outbound.buffer.len() < AHEAD {
+        while self.outbound.may_send && self.outbound.buffer.len() < AHEAD {
             let may_answer = !self.outbound.partial_write && !self.placement.peer_reads.is_empty();
             let has_turn = self.outbound.partial_response > 0 || !self.outbound.answered_last;
             if may_answer && (has_turn || self.is_next_blocked()) {
@@ -255,7 +255,7 @@ impl RdmapStream {
     #[inline]
     fn execute(&mut self, posting: Posting) {
         let outbound = &mut self.outbound;
-        let Posting { wr_id, signalled, wr } = posting;
+        let Posting { wr_id, signaled, wr } = posting;
         let opcode = wr.opcode();
         let mut own_reads_done = 0;
         outbound.answered_last = false;
@@ -270,7 +270,7 @@ impl RdmapStream {
                     let remote = RemoteMemory { address: remote.address.wrapping_add(part as u64), ..remote };
                     let wr = WorkRequest::Write { src, offset: offset + part, len: len - part, remote };
                     outbound.partial_write = true;
-                    return outbound.pending.push_front(Posting { wr_id, signalled, wr });
+                    return outbound.pending.push_front(Posting { wr_id, signaled, wr });
                 }
             }
             WorkRequest::Read { dst, offset, len, remote } => {
@@ -286,7 +286,7 @@ impl RdmapStream {
             WorkRequest::LocalInvalidate { .. } => {}
         }
         let sent = outbound.buffer.end();
-        outbound.unfinished.push_back(UnfinishedRequest { wr_id, opcode, signalled, sent, own_reads_done });
+        outbound.unfinished.push_back(UnfinishedRequest { wr_id, opcode, signaled, sent, own_reads_done });
     }
 
     /// Appends the completions of finished requests.
@@ -297,7 +297,7 @@ impl RdmapStream {
             && first.sent <= sent
             && first.own_reads_done <= own_reads_done
         {
-            if first.signalled {
+            if first.signaled {
                 done.extend([Completion::ended(self.id, first.wr_id, first.opcode, Status::Success)]);
             }
             self.outbound.unfinished.pop_front();
@@ -308,7 +308,7 @@ impl RdmapStream {
     pub(in crate::iwarp) fn flush(&mut self, mut status: Status, done: &mut impl Extend<Completion>) {
         self.reap(done);
         let Self { id, outbound, placement, windows, own_receives, .. } = self;
-        outbound.open = false;
+        outbound.may_send = false;
         outbound.buffer.clear();
         let unfinished = outbound.unfinished.drain(..).map(|request| (request.wr_id, request.opcode));
         let pending = outbound.pending.drain(..).map(|posting| (posting.wr_id, posting.wr.opcode()));

@@ -35,7 +35,7 @@ enum Span {
     /// This many of the next staged bytes.
     Staged(usize),
     /// Bytes sent in place.
-    Memory { of: Source, offset: usize, len: usize },
+    Memory { source: Source, offset: usize, len: usize },
 }
 
 /// The bytes of a connection that are not yet sent.
@@ -96,14 +96,14 @@ impl SendBuffer {
         self.stage(&header);
         match payload {
             Payload::Bytes(bytes) => self.stage(bytes),
-            Payload::Memory(of, offset, len) if len <= STAGE => {
+            Payload::Memory(source, offset, len) if len <= STAGE => {
                 let mut bytes = [0; STAGE];
-                copy(of, offset, &mut bytes[..len]);
+                copy(source, offset, &mut bytes[..len]);
                 self.stage(&bytes[..len]);
             }
-            Payload::Memory(of, offset, len) => {
+            Payload::Memory(source, offset, len) => {
                 self.end += len as u64;
-                self.spans.push_back(Span::Memory { of: of.clone(), offset, len });
+                self.spans.push_back(Span::Memory { source: source.clone(), offset, len });
             }
         }
         self.stage(padding);
@@ -120,8 +120,10 @@ impl SendBuffer {
                     at += len;
                     to.bytes(&self.staged[at - len..at])
                 }
-                Span::Memory { of: Source::Frozen(frozen), offset, len } => to.bytes(&frozen[*offset..*offset + *len]),
-                Span::Memory { of: Source::Lent(lent), offset, len } => to.lent(lent, *offset, *len),
+                Span::Memory { source: Source::Frozen(frozen), offset, len } => {
+                    to.bytes(&frozen[*offset..*offset + *len])
+                }
+                Span::Memory { source: Source::Lent(lent), offset, len } => to.lent(lent, *offset, *len),
             };
             if !has_room {
                 break;
@@ -162,8 +164,8 @@ impl SendBuffer {
 }
 
 /// Copies bytes of a payload. The bounds of posted payloads were checked, so all bytes exist.
-fn copy(of: &Source, offset: usize, to: &mut [u8]) {
-    match of {
+fn copy(source: &Source, offset: usize, to: &mut [u8]) {
+    match source {
         Source::Frozen(frozen) => to.copy_from_slice(&frozen[offset..offset + to.len()]),
         Source::Lent(lent) => {
             let exists = lent.read_at(offset, to);
@@ -177,11 +179,11 @@ fn checksum(header: &[u8], payload: &Payload<'_>, padding: &[u8]) -> [u8; 4] {
     let mut crc = crc32c(header);
     match payload {
         Payload::Bytes(bytes) => crc = crc32c_append(crc, bytes),
-        Payload::Memory(of, offset, len) => {
+        Payload::Memory(source, offset, len) => {
             let mut space = [0; CRC_SLICE];
             for at in (0..*len).step_by(CRC_SLICE) {
                 let slice = &mut space[..(*len - at).min(CRC_SLICE)];
-                copy(of, offset + at, slice);
+                copy(source, offset + at, slice);
                 crc = crc32c_append(crc, slice);
             }
         }

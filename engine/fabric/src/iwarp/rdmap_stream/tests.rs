@@ -61,7 +61,7 @@ impl Endpoint {
     }
 
     fn post(&mut self, wr_id: u64, wr: WorkRequest) {
-        let mut chain = vec![Posting { wr_id, signalled: true, wr }];
+        let mut chain = vec![Posting { wr_id, signaled: true, wr }];
         self.stream.post(&mut self.shared, &mut chain).expect("posted");
         assert!(chain.is_empty());
     }
@@ -688,7 +688,7 @@ fn segments_of_a_message_are_contiguous() {
     assert!(!has_empty_write(&endpoint.take_output()), "no empty Write interrupts a Write");
     endpoint.stream.outbound.send_empty_write();
     assert!(has_empty_write(&endpoint.take_output()), "an empty Write follows a complete message");
-    endpoint.stream.outbound.terminate(&Terminate::new(TerminateFault::LocalCatastrophic, None, None));
+    endpoint.stream.outbound.send_terminate(&Terminate::new(TerminateFault::LocalCatastrophic, None, None));
     endpoint.take_output();
     endpoint.stream.outbound.send_empty_write();
     assert!(endpoint.take_output().is_empty(), "nothing follows a Terminate");

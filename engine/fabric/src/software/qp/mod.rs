@@ -41,8 +41,6 @@ const BURST: usize = 32;
 const IDLE_CHECK_INTERVAL: u32 = 16;
 /// Polls per retry of a sender whose message has no Receive.
 const RNR_POLLS: u32 = 1024;
-/// The `rnr_retry` from which on retries are unlimited.
-const UNLIMITED_RETRIES: u8 = 7;
 /// Empty polls before a used queue pair is polled less often.
 const IDLE_POLLS: u32 = 4096;
 /// Prefetched lines of the next record, enough for a short message.
@@ -53,7 +51,7 @@ pub(super) const PEER_CLOSED: &str = "the peer closed the connection";
 const NOT_READY: u64 = 1;
 const INVALID_REQUEST: u64 = 2;
 /// The violation of a peer that acknowledges more than was sent.
-const FALSE_HEAD: &str = "it acknowledges a message that was never sent";
+const FALSE_HEAD: &str = "acknowledgement of a message that was never sent";
 
 /// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -268,7 +266,7 @@ impl SoftwareQp {
             Some(WorkRequest::Send { buf, .. }) => self.tx.has_room(buf.len() as u32),
             Some(_) => true,
         };
-        let retries_expire = self.rnr_polls != 0 && self.rnr_retry < UNLIMITED_RETRIES;
+        let retries_expire = self.rnr_polls != 0 && self.rnr_retry < ConnectParams::UNLIMITED_RNR_RETRY;
         self.is_live() && (retries_expire || pending_needs_polls)
     }
 
@@ -314,7 +312,7 @@ impl SoftwareQp {
         while let Some(request) = self.retire.pop(u64::MAX) {
             let status =
                 if request.end <= self.tx.acked() { request.status } else { refused.take().unwrap_or(Status::Flushed) };
-            if request.signalled || !status.is_ok() {
+            if request.signaled || !status.is_ok() {
                 common.ready.push_back(Completion::ended(self.id, request.wr_id, request.opcode, status));
             }
         }
@@ -416,10 +414,12 @@ impl SoftwareQp {
                 SocketInput::Message((SocketMessage::Region { id, bytes }, mut fds)) if fds.len() == 1 => {
                     let Some(fd) = fds.pop() else { break };
                     let added = self.exposed.add(&mut common.peer_memory, id, fd, bytes, &common.config);
-                    added.map_err(FabricError::peer)?;
+                    added.map_err(FabricError::peer_violation)?;
                 }
                 SocketInput::Message(_) => {
-                    return Err(FabricError::peer("an unexpected message, or an unexpected number of descriptors"));
+                    return Err(FabricError::peer_violation(
+                        "an unexpected message, or an unexpected number of descriptors",
+                    ));
                 }
             }
         }
@@ -479,7 +479,7 @@ impl SoftwareQp {
         self.has_work && !self.is_live()
     }
 
-    /// Whether nothing else has arrived and nothing is due, as in a conversation with unsignalled Sends. Makes no
+    /// Whether nothing else has arrived and nothing is due, as in a conversation with unsignaled Sends. Makes no
     /// calls, so a caller keeps its message in registers.
     #[inline(always)]
     fn is_lone_message(&self) -> bool {
@@ -509,7 +509,7 @@ impl SoftwareQp {
         {
             self.report();
         }
-        // Unsignalled requests are removed only when the queue is half full.
+        // Unsignaled requests are removed only when the queue is half full.
         self.has_work = self.state != SoftwareQpState::Up
             || self.retire.has_reported()
             || !self.pending.is_empty()
@@ -605,7 +605,9 @@ impl SoftwareQp {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
-        if self.rnr_retry >= UNLIMITED_RETRIES || self.rnr_polls <= u32::from(self.rnr_retry) * RNR_POLLS {
+        if self.rnr_retry >= ConnectParams::UNLIMITED_RNR_RETRY
+            || self.rnr_polls <= u32::from(self.rnr_retry) * RNR_POLLS
+        {
             return NoMessage::NoReceive;
         }
         self.refuse(common, NOT_READY, "a message had no Receive for longer than rnr_retry allows".to_owned())

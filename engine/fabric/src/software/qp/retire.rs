@@ -11,15 +11,15 @@ pub(super) struct ExecutedRequest {
     /// The request is reported once the peer has taken everything before this position.
     pub(super) end: u64,
     pub(super) opcode: Opcode,
-    pub(super) signalled: bool,
+    pub(super) signaled: bool,
     pub(super) status: Status,
 }
 
 impl ExecutedRequest {
-    /// Whether the request needs a completion, because it is signalled or has failed.
+    /// Whether the request needs a completion, because it is signaled or has failed.
     #[inline]
     fn is_reported(&self) -> bool {
-        self.signalled || !self.status.is_ok()
+        self.signaled || !self.status.is_ok()
     }
 }
 
@@ -38,7 +38,7 @@ pub(super) struct RetireQueue {
 impl RetireQueue {
     pub(super) fn new(depth: usize) -> Self {
         let empty =
-            ExecutedRequest { wr_id: 0, end: 0, opcode: Opcode::Send, signalled: false, status: Status::Success };
+            ExecutedRequest { wr_id: 0, end: 0, opcode: Opcode::Send, signaled: false, status: Status::Success };
         let slots = vec![empty; depth.next_power_of_two()].into();
         Self { slots, removed: 0, added: 0, reported: VecDeque::new() }
     }

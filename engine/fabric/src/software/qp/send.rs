@@ -91,8 +91,8 @@ impl SoftwareQp {
                 break;
             }
             taken += 1;
-            common.stats.signalled += u64::from(posting.signalled);
-            self.has_work |= posting.signalled;
+            common.stats.signaled += u64::from(posting.signaled);
+            self.has_work |= posting.signaled;
             if must_wait || !self.execute(common, posting, &mut budget) {
                 (must_wait, waiting) = (true, waiting + 1);
             } else {
@@ -137,12 +137,12 @@ impl SoftwareQp {
         if refused || !self.tx.has_room(buf.len() as u32) || !self.send(buf, invalidate) {
             return false;
         }
-        let Posting { wr_id, signalled, .. } = *posting;
+        let Posting { wr_id, signaled, .. } = *posting;
         let end = self.tx.sent();
-        self.retire.push(ExecutedRequest { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
-        if signalled {
+        self.retire.push(ExecutedRequest { wr_id, end, opcode: Opcode::Send, signaled, status: Status::Success });
+        if signaled {
             self.has_work = true;
-            common.stats.signalled += 1;
+            common.stats.signaled += 1;
         }
         true
     }
@@ -180,10 +180,10 @@ impl SoftwareQp {
     fn execute(&mut self, common: &mut SoftwareCommon, posting: &mut Posting, budget: &mut usize) -> bool {
         let Some(status) = self.execute_step(common, &mut posting.wr, budget) else { return false };
         self.halted = !status.is_ok();
-        if posting.signalled || self.halted || matches!(posting.wr, WorkRequest::Send { .. }) {
-            let Posting { wr_id, signalled, .. } = *posting;
+        if posting.signaled || self.halted || matches!(posting.wr, WorkRequest::Send { .. }) {
+            let Posting { wr_id, signaled, .. } = *posting;
             let (end, opcode) = (self.tx.sent(), posting.wr.opcode());
-            self.retire.push(ExecutedRequest { wr_id, end, opcode, signalled, status });
+            self.retire.push(ExecutedRequest { wr_id, end, opcode, signaled, status });
         }
         true
     }
@@ -369,7 +369,7 @@ impl SoftwareQp {
             out.push(Completion::ended(self.id, request.wr_id, request.opcode, Status::Success));
             self.retire.pop_reported();
         }
-        // Completing a signalled request removes the unsignalled ones before it. Otherwise they are removed here.
+        // Completing a signaled request removes the unsignaled ones before it. Otherwise they are removed here.
         while self.is_half_full() && self.retire.pop(self.tx.acked()).is_some() {}
         true
     }

@@ -190,7 +190,7 @@ fn rings_do_not_exceed_the_acceptors_maximum() {
         .map(|wr_id| {
             let buf = cluster.pool.alloc(4000).expect("buffer");
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-            Posting { wr_id, signalled: false, wr }
+            Posting { wr_id, signaled: false, wr }
         })
         .collect();
     cluster.server.post_send(qp, &mut chain).expect("post");
@@ -207,7 +207,7 @@ fn rings_do_not_exceed_the_acceptors_maximum() {
     let server_qp = cluster.accept();
     cluster.wait_until("the client is up", |_| {
         client.poll_control(&mut Vec::new());
-        client.table.get(client_qp).filter(|q| q.is_live()).map(|_| ())
+        client.table.get_mut(client_qp).filter(|q| q.is_live()).map(|_| ())
     });
     let mut bufs: Vec<Buf> = (0..8).map_while(|_| cluster.pool.alloc(4096)).collect();
     assert_eq!(client.post_recv(None, &mut bufs), 8);
@@ -216,7 +216,7 @@ fn rings_do_not_exceed_the_acceptors_maximum() {
             let mut buf = pool.alloc(3000).expect("buffer");
             buf.fill(round);
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-            fabric.post_send(qp, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
+            fabric.post_send(qp, &mut vec![Posting { wr_id: 0, signaled: false, wr }]).expect("post");
         };
         send(&mut client, client_qp, &cluster.pool);
         let got = cluster.wait_until("the client's message", |t| {
@@ -249,10 +249,10 @@ fn messages_longer_than_agreed_end_the_connection() {
     let server_qp = cluster.accept();
     let mut bufs = vec![cluster.pool.alloc(4096).expect("buffer")];
     assert_eq!(client.post_recv(None, &mut bufs), 1);
-    cluster.server.table.get(server_qp).expect("the queue pair").max_message = 4096;
+    cluster.server.table.get_mut(server_qp).expect("the queue pair").max_message = 4096;
     let buf = cluster.pool.alloc(3000).expect("buffer");
     let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-    cluster.server.post_send(server_qp, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
+    cluster.server.post_send(server_qp, &mut vec![Posting { wr_id: 0, signaled: false, wr }]).expect("post");
     cluster.wait_until("the message is refused", |_| {
         client.poll_cq(&mut Vec::new(), 1);
         client.poll_control(&mut Vec::new());

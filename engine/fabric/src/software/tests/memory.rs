@@ -148,7 +148,7 @@ fn invalid_window_entries_are_refused() {
             } else {
                 WorkRequest::Read { dst: lend(&cluster), offset: 0, len: 64, remote }
             };
-            let posted = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+            let posted = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signaled: true, wr }]);
             assert_eq!(posted, Ok(()));
             cluster.wait_until("the request is refused", |t| {
                 t.done.iter().find(|d| d.qp == qp && d.status == Status::RemoteAccess).map(|_| ())
@@ -165,7 +165,7 @@ fn invalid_window_entries_are_refused() {
     let (_hostile, qp) = cluster.hostile_peer();
     let remote = RemoteMemory { rkey: u32::MAX, address: 0 };
     let wr = WorkRequest::Write { src: Source::Lent(lend(&cluster)), offset: 0, len: 64, remote };
-    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("post");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signaled: true, wr }]).expect("post");
     cluster.expect_end(qp);
 }
 
@@ -177,7 +177,7 @@ fn a_bind_after_the_peer_has_closed_is_flushed() {
     drop(hostile);
     let window = cluster.server.alloc_window(qp).expect("window");
     let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 4096, access: Access::REMOTE };
-    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signaled: true, wr }]).expect("bind");
     let status = cluster.wait_until("the bind completes", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
     assert_eq!(status, Status::Flushed);
     let is_end = |event: &ControlEvent| matches!(event, ControlEvent::Disconnected { qp: id, .. } if *id == qp);
@@ -194,14 +194,14 @@ fn a_peer_that_never_ends_its_copy_holds_memory_only_for_linger() {
     let window = cluster.server.alloc_window(qp).expect("window");
     let mem = lend(&cluster);
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: 4096, access: Access::REMOTE };
-    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signaled: true, wr }]).expect("bind");
     let table = hostile.peer_table.as_ref().expect("table");
     let entry = table.line(window.index as usize * ENTRY_BYTES).expect("an entry");
     let valid = entry[0].acquire();
     assert_eq!(valid & 1, 1, "the window is bound: {valid:#x}");
     entry[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
-    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signaled: true, wr }]).expect("invalidate");
     for _ in 0..200 {
         cluster.check();
     }

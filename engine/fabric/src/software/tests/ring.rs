@@ -60,7 +60,7 @@ fn invalid_reports_end_the_connection() {
     let send = |cluster: &mut Cluster, qp| {
         let buf = cluster.pool.alloc(100).expect("buffer");
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-        cluster.server.post_send(qp, &mut vec![Posting { wr_id: 9, signalled: true, wr }])
+        cluster.server.post_send(qp, &mut vec![Posting { wr_id: 9, signaled: true, wr }])
     };
     let (hostile, qp) = cluster.hostile_peer();
     assert_eq!(send(&mut cluster, qp), Ok(()));
@@ -156,14 +156,14 @@ fn a_peer_that_takes_no_messages_is_disconnected() {
         .map(|wr_id| {
             let buf = cluster.pool.alloc(4000).expect("buffer");
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-            Posting { wr_id, signalled: true, wr }
+            Posting { wr_id, signaled: true, wr }
         })
         .collect();
     cluster.server.post_send(qp, &mut chain).expect("post");
     assert!(outstanding(&cluster) > before + 20, "a ring of {RING} bytes has no room for all of them");
     // Time without a poll does not count against the peer.
     let (start, limit) = (Instant::now(), Duration::from_secs(40));
-    let waiting = cluster.server.table.get(qp).expect("it waits");
+    let waiting = cluster.server.table.get_mut(qp).expect("it waits");
     let mut waited = |seconds| waiting.stalled_for(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
     assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
     waiting.stall.stop();
@@ -177,11 +177,11 @@ fn a_peer_that_takes_no_messages_is_disconnected() {
     let (hostile, qp) = cluster.hostile_peer();
     let window = cluster.server.alloc_window(qp).expect("window");
     let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 4096, access: Access::REMOTE };
-    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).expect("bind");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signaled: false, wr }]).expect("bind");
     let table = hostile.peer_table.as_ref().expect("table");
     table.line(window.index as usize * ENTRY_BYTES).expect("an entry")[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
-    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
+    cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signaled: true, wr }]).expect("invalidate");
     cluster.expect_end(qp);
 }
 
@@ -215,13 +215,13 @@ fn random_writes_to_shared_memory_end_only_their_connection() {
             let buf = cluster.pool.alloc(100);
             if let Some(buf) = buf {
                 let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-                let _ = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+                let _ = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signaled: true, wr }]);
             }
             if let Some(window) = window {
                 let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 64, access: Access::REMOTE };
                 let wr2 = WorkRequest::LocalInvalidate { window };
-                let bind = Posting { wr_id: 2, signalled: false, wr };
-                let _ = cluster.server.post_send(qp, &mut vec![bind, Posting { wr_id: 3, signalled: false, wr: wr2 }]);
+                let bind = Posting { wr_id: 2, signaled: false, wr };
+                let _ = cluster.server.post_send(qp, &mut vec![bind, Posting { wr_id: 3, signaled: false, wr: wr2 }]);
             }
             cluster.turn();
             for done in std::mem::take(&mut cluster.done) {

@@ -9,15 +9,15 @@ const IDLE_POLLS: usize = 5000;
 impl Cluster {
     /// Waits until the client's end of a connection is up.
     fn wait_until_up(&mut self, client: QpId) {
-        self.wait_until("the client is up", |t| t.client.table.get(client).filter(|qp| qp.is_live()).map(|_| ()));
+        self.wait_until("the client is up", |t| t.client.table.get_mut(client).filter(|qp| qp.is_live()).map(|_| ()));
     }
 
     /// The client sends a message.
-    fn send(&mut self, client: QpId, signalled: bool) {
+    fn send(&mut self, client: QpId, signaled: bool) {
         self.post_receives(1);
         let buf = self.pool.alloc(8).expect("a buffer");
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-        let posted = self.client.post_send(client, &mut vec![Posting { wr_id: 1, signalled, wr }]);
+        let posted = self.client.post_send(client, &mut vec![Posting { wr_id: 1, signaled, wr }]);
         assert_eq!(posted, Ok(()));
     }
 
@@ -161,7 +161,7 @@ fn a_connection_established_after_arm_prevents_the_sleep() {
     // The control events are polled after `arm`, too.
     cluster.server.poll_control(&mut cluster.events);
     assert!(cluster.events.iter().any(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == server)));
-    while !cluster.client.table.get(client).is_some_and(|qp| qp.is_live()) {
+    while !cluster.client.table.get_mut(client).is_some_and(|qp| qp.is_live()) {
         cluster.client.poll_control(&mut Vec::new());
     }
     cluster.send(client, false);
@@ -171,7 +171,7 @@ fn a_connection_established_after_arm_prevents_the_sleep() {
 }
 
 #[test]
-fn the_poll_before_a_sleep_completes_a_signalled_send() {
+fn the_poll_before_a_sleep_completes_a_signaled_send() {
     let mut cluster = Cluster::new("taken");
     let (client, _) = cluster.honest;
     // Any position between two checks of the peer's report.

@@ -133,7 +133,7 @@ fn end_after_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn flush_order<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let retrying = ConnectParams { rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY, ..ConnectParams::default() };
     let (c, s) = w.connect_with(&retrying, &retrying)?;
     let sends: Result<Vec<_>, _> = (0..20).map(|i| w.client.quiet_send(i, &[0; 4000])).collect();
     w.client.post(c, sends?)?;
@@ -151,7 +151,11 @@ fn flush_order<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn destroy_with_work<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let own = ConnectParams { own_receive_queue: Some(16), rnr_retry: 7, ..ConnectParams::default() };
+    let own = ConnectParams {
+        own_receive_queue: Some(16),
+        rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY,
+        ..ConnectParams::default()
+    };
     let (c, s) = w.connect_with(&own, &own)?;
     w.client.post_receives(Some(c), 16)?;
     let sends: Result<Vec<_>, _> = (0..10).map(|i| w.client.send(i, &[0; 2000])).collect();

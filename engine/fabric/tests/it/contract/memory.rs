@@ -29,7 +29,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
 fn write_request<F: Fabric>(w: &World<F>, contents: &[u8], remote: RemoteMemory) -> Result<Posting, String> {
     let src = Source::Lent(w.server.lent(contents)?);
     let wr = WorkRequest::Write { src, offset: 0, len: contents.len(), remote };
-    Ok(Posting { wr_id: 0x33, signalled: true, wr })
+    Ok(Posting { wr_id: 0x33, signaled: true, wr })
 }
 
 fn write_now<F: Fabric>(w: &mut World<F>, s: QpId, contents: &[u8], remote: RemoteMemory) -> Outcome {
@@ -50,7 +50,7 @@ fn connect_and_expose<F: Fabric>(
 }
 
 fn read_request(dst: &Lent, len: usize, remote: RemoteMemory) -> Posting {
-    Posting { wr_id: 0x44, signalled: true, wr: WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote } }
+    Posting { wr_id: 0x44, signaled: true, wr: WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote } }
 }
 
 fn contents(lent: &Lent) -> Result<Vec<u8>, String> {
@@ -73,7 +73,7 @@ fn offset_by(remote: RemoteMemory, by: u64) -> RemoteMemory {
 }
 
 fn invalidate_request(window: WindowId) -> Posting {
-    Posting { wr_id: 0x55, signalled: true, wr: WorkRequest::LocalInvalidate { window } }
+    Posting { wr_id: 0x55, signaled: true, wr: WorkRequest::LocalInvalidate { window } }
 }
 
 /// Marks the case as skipped, and returns true, if the device does not check the bounds of windows.
@@ -114,7 +114,7 @@ fn write_frozen<F: Fabric>(w: &mut World<F>) -> Outcome {
     let shared = w.server.message(b"0123456789")?.freeze();
     let half = |offset: usize, remote| {
         let wr = WorkRequest::Write { src: Source::Frozen(shared.clone()), offset, len: 5, remote };
-        Posting { wr_id: 1, signalled: true, wr }
+        Posting { wr_id: 1, signaled: true, wr }
     };
     w.server.post(s, [half(5, remote), half(0, offset_by(remote, 5))])?;
     expect_eq("first", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
@@ -161,7 +161,7 @@ fn part_of_buffer<F: Fabric>(w: &mut World<F>) -> Outcome {
     let rkey = w.client.fabric.next_rkey(window);
     let remote = RemoteMemory { rkey, address: w.client.fabric.remote_address(&mem, 100) };
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 100, len: 50, access: Access::REMOTE };
-    w.client.post(c, [Posting { wr_id: 5, signalled: true, wr }])?;
+    w.client.post(c, [Posting { wr_id: 5, signaled: true, wr }])?;
     let bound = w.client_done(c, Opcode::Bind)?;
     expect_eq("bind", (bound.wr_id, bound.status), (5, Status::Success))?;
     write_now(w, s, &[2; 50], remote)?;
@@ -192,7 +192,7 @@ fn remote_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
     let place = w.client.lent(&[0; 64])?;
     let (window, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
     let wr = WorkRequest::Send { buf: w.server.message(b"done")?, invalidate: Some(remote.rkey), fence: true };
-    let chain = [write_request(w, &[9; 64], remote)?, Posting { wr_id: 2, signalled: true, wr }];
+    let chain = [write_request(w, &[9; 64], remote)?, Posting { wr_id: 2, signaled: true, wr }];
     w.server.post(s, chain)?;
     let got = w.client_done(c, Opcode::Recv)?;
     expect_eq("message", bytes(&got)?, b"done")?;
@@ -283,7 +283,7 @@ fn invalidate_nothing<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.client.post_receives(None, 1)?;
     let wr = WorkRequest::Send { buf: w.server.message(b"?")?, invalidate: Some(0xdead_0100), fence: false };
-    w.server.post(s, [Posting { wr_id: 3, signalled: true, wr }])?;
+    w.server.post(s, [Posting { wr_id: 3, signaled: true, wr }])?;
     w.wait_both_disconnected(c, s)?;
     let got = w.client_done(c, Opcode::Recv)?;
     ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
@@ -302,7 +302,7 @@ fn invalidate_of_another<F: Fabric>(w: &mut World<F>) -> Outcome {
     let place = w.client.lent(&[0; 64])?;
     let (_, remote) = w.client.expose(c1, &place, Access::REMOTE)?;
     let wr = WorkRequest::Send { buf: w.server.message(b"?")?, invalidate: Some(remote.rkey), fence: false };
-    w.server.post(s2, [Posting { wr_id: 3, signalled: true, wr }])?;
+    w.server.post(s2, [Posting { wr_id: 3, signaled: true, wr }])?;
     w.wait_both_disconnected(c2, s2)?;
     let got = w.client_done(c2, Opcode::Recv)?;
     ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
@@ -322,7 +322,7 @@ fn bind_checks<F: Fabric>(w: &mut World<F>) -> Outcome {
     let mem = w.client.lent(&[0; 64])?;
     let expect_refused = |w: &mut World<F>, qp, window, mem: &Lent, offset, len| {
         let wr = WorkRequest::Bind { window, mem: mem.clone(), offset, len, access: Access::REMOTE };
-        let (left, error) = w.client.post_refused(qp, Posting { wr_id: 1, signalled: true, wr })?;
+        let (left, error) = w.client.post_refused(qp, Posting { wr_id: 1, signaled: true, wr })?;
         drop(left);
         ensure!(matches!(error, PostError::Invalid(_)), "{error:?}");
         Ok(())

@@ -14,8 +14,8 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "Receives after a fence are used last", check: fenced_receives },
         Case { name: "a private receive queue serves one queue pair only", check: own_queue },
         Case { name: "a chain is executed in order", check: chain },
-        Case { name: "only signalled requests complete", check: selective_signalling },
-        Case { name: "an unsignalled request that fails is reported", check: unsignalled_failure },
+        Case { name: "only signaled requests complete", check: selective_signaling },
+        Case { name: "an unsignaled request that fails is reported", check: unsignaled_failure },
         Case { name: "a message longer than its Receive ends the connection", check: too_long },
         Case { name: "without a Receive and without retries, the Send fails", check: not_ready },
         Case { name: "without a Receive, the Send fails after its retries", check: few_retries },
@@ -156,7 +156,11 @@ fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let own = ConnectParams { own_receive_queue: Some(4), rnr_retry: 7, ..ConnectParams::default() };
+    let own = ConnectParams {
+        own_receive_queue: Some(4),
+        rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY,
+        ..ConnectParams::default()
+    };
     let (c, s) = w.connect_with(&ConnectParams::default(), &own)?;
     // This queue pair does not use the shared Receives.
     w.server.post_receives(None, 1)?;
@@ -191,24 +195,24 @@ fn chain<F: Fabric>(w: &mut World<F>) -> Outcome {
     Ok(())
 }
 
-fn selective_signalling<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn selective_signaling<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.server.post_receives(None, 20)?;
     for i in 0..20u64 {
-        let send = Posting { signalled: i % 10 == 9, ..w.client.send(i, b"x")? };
+        let send = Posting { signaled: i % 10 == 9, ..w.client.send(i, b"x")? };
         w.client.post(c, [send])?;
     }
     for _ in 0..20 {
         bytes(&w.server_done(s, Opcode::Recv)?)?;
     }
-    expect_eq("first signalled", w.client_done(c, Opcode::Send)?.wr_id, 9)?;
-    expect_eq("second signalled", w.client_done(c, Opcode::Send)?.wr_id, 19)?;
+    expect_eq("first signaled", w.client_done(c, Opcode::Send)?.wr_id, 9)?;
+    expect_eq("second signaled", w.client_done(c, Opcode::Send)?.wr_id, 19)?;
     w.idle();
-    ensure!(w.client.completions.is_empty(), "unsignalled Sends do not complete: {:?}", w.client.completions);
+    ensure!(w.client.completions.is_empty(), "unsignaled Sends do not complete: {:?}", w.client.completions);
     Ok(())
 }
 
-fn unsignalled_failure<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn unsignaled_failure<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.server.post_receives(None, 2)?;
     let sends = [w.client.quiet_send(1, b"fits")?, w.client.quiet_send(2, &[1; 64])?];
@@ -265,7 +269,7 @@ fn few_retries<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn waits_for_receive<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let retrying = ConnectParams { rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY, ..ConnectParams::default() };
     let (c, s) = w.connect_with(&retrying, &retrying)?;
     let sends = [w.client.send(1, b"one")?, w.client.send(2, b"two")?];
     w.client.post(c, sends)?;
@@ -284,7 +288,7 @@ fn waits_for_receive<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn queue_full<F: Fabric>(w: &mut World<F>) -> Outcome {
     let shallow = ConnectParams { send_queue_depth: 8, ..ConnectParams::default() };
-    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let retrying = ConnectParams { rnr_retry: ConnectParams::UNLIMITED_RNR_RETRY, ..ConnectParams::default() };
     let (c, s) = w.connect_with(&shallow, &retrying)?;
     let mut chain = Vec::new();
     for i in 0..40 {
@@ -337,7 +341,7 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
     let foreign = foreign.map_err(|e| e.to_string())?;
     ensure!(w.client.fabric.deregister(foreign.arena().id()).is_err(), "an unregistered arena cannot be deregistered");
     let buf = foreign.alloc(10).ok_or("empty")?;
-    let send = Posting { wr_id: 1, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } };
+    let send = Posting { wr_id: 1, signaled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } };
     let (left, error) = w.client.post_refused(c, send)?;
     ensure!(matches!(error, PostError::Invalid(_)), "{error:?}");
     drop(left);
@@ -391,7 +395,7 @@ fn write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.idle();
     let src = Source::Lent(w.client.lent(&pattern(1, 300))?);
     let wr = WorkRequest::Write { src, offset: 0, len: 300, remote };
-    expect_immediate_refused(w, (c, s), Posting { wr_id: 3, signalled: true, wr })
+    expect_immediate_refused(w, (c, s), Posting { wr_id: 3, signaled: true, wr })
 }
 
 fn empty_write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -400,5 +404,5 @@ fn empty_write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
     // An empty Write needs no key.
     let remote = RemoteMemory { rkey: 0, address: 0 };
     let wr = WorkRequest::Write { src, offset: 0, len: 0, remote };
-    expect_immediate_refused(w, pair, Posting { wr_id: 3, signalled: true, wr })
+    expect_immediate_refused(w, pair, Posting { wr_id: 3, signaled: true, wr })
 }

@@ -233,24 +233,24 @@ impl<F: Fabric> End<F> {
         }
     }
 
-    /// A signalled Send.
+    /// A signaled Send.
     pub(crate) fn send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
         let buf = self.message(bytes)?;
-        Ok(Posting { wr_id, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } })
+        Ok(Posting { wr_id, signaled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } })
     }
 
-    /// An unsignalled Send, which completes only on failure.
+    /// An unsignaled Send, which completes only on failure.
     pub(crate) fn quiet_send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
-        Ok(Posting { signalled: false, ..self.send(wr_id, bytes)? })
+        Ok(Posting { signaled: false, ..self.send(wr_id, bytes)? })
     }
 
-    /// Posts a signalled Send.
+    /// Posts a signaled Send.
     fn send_now(&mut self, qp: QpId, wr_id: u64, bytes: &[u8]) -> Outcome {
         let send = self.send(wr_id, bytes)?;
         self.post(qp, [send])
     }
 
-    /// Posts an unsignalled Send.
+    /// Posts an unsignaled Send.
     fn send_quietly(&mut self, qp: QpId, wr_id: u64, bytes: &[u8]) -> Outcome {
         let send = self.quiet_send(wr_id, bytes)?;
         self.post(qp, [send])
@@ -269,7 +269,7 @@ impl<F: Fabric> End<F> {
         Ok((window, remote))
     }
 
-    /// Binds a free window to a whole buffer, by an unsignalled request.
+    /// Binds a free window to a whole buffer, by an unsignaled request.
     pub(crate) fn rebind(
         &mut self,
         qp: QpId,
@@ -279,7 +279,7 @@ impl<F: Fabric> End<F> {
     ) -> Result<RemoteMemory, String> {
         let remote = RemoteMemory { rkey: self.fabric.next_rkey(window), address: self.fabric.remote_address(mem, 0) };
         let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: mem.len(), access };
-        self.post(qp, [Posting { wr_id: 0xb1d, signalled: false, wr }])?;
+        self.post(qp, [Posting { wr_id: 0xb1d, signaled: false, wr }])?;
         Ok(remote)
     }
 

@@ -48,7 +48,7 @@ pub(crate) fn read_all(
     let inline = nfs.inline;
     let prepare = |client: &mut LocalClient, part: &Part| read(client, file, *part, inline);
     let complete = |part: Part, reply: Reply| {
-        let response = Response::of(reply);
+        let response = Response::from_reply(reply);
         let (data, eof) = read_results(&response)?;
         ensure!(data.len() <= part.len as usize, "READ of {} bytes returned {}", part.len, data.len());
         sink(part.offset, data)?;
@@ -82,7 +82,7 @@ pub(crate) fn read_first_block(nfs: &mut Nfs, file: &Handle, path: &[u8]) -> any
     let part = Part { offset: 0, len: nfs.read_size };
     let block = |nfs: &mut Nfs| -> anyhow::Result<()> {
         let call = read(&mut nfs.client, file, part, nfs.inline)?;
-        let response = Response::of(nfs.client.call(call)?);
+        let response = Response::from_reply(nfs.client.call(call)?);
         let (data, eof) = read_results(&response)?;
         ensure!(data.len() == part.len as usize || eof, "READ of {} bytes returned {}", part.len, data.len());
         Ok(())
@@ -137,7 +137,7 @@ pub(crate) fn put(nfs: &mut Nfs, original: &Path, mut path: &[u8]) -> anyhow::Re
     let inline = nfs.inline;
     let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, &original, inline);
     let complete = |part: Part, reply: Reply| {
-        let response = Response::<Write>::of(reply);
+        let response = Response::<Write>::from_reply(reply);
         let written = response.results()?.into_result().map_err(StatusError)?;
         ensure!(
             (1..=part.len).contains(&written.count),
