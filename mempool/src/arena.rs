@@ -100,7 +100,9 @@ impl Arena {
         self.0.id
     }
 
-    /// Mapped bytes: the requested size in whole pages, or the size of the external memory.
+    /// Mapped bytes.
+    ///
+    /// This is the requested size in whole pages, or the size of the external memory.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
         self.0.report.bytes

@@ -59,8 +59,9 @@ pub enum PagePolicy {
     /// rounding up adds at most half of the arena. The report names the pages obtained and the reason.
     #[default]
     Auto,
-    /// Transparent, else 4 KiB: for memory that peers map, because they refuse hugetlb. See
-    /// `rpcrdma_mempool::PeerMapping::map`.
+    /// Transparent huge pages, else 4 KiB, for memory that peers map.
+    ///
+    /// Peers refuse hugetlb memory: see `rpcrdma_mempool::PeerMapping::map`.
     NoHugetlb,
     /// This size or an error.
     Require(PageSize),

@@ -164,7 +164,7 @@ impl ClientCall {
         })
     }
 
-    /// Offers the bytes of `room` as a Write chunk for the next result.
+    /// Offers `room` as a Write chunk for the next result.
     ///
     /// The buffer must come from the client's own `alloc`.
     #[inline]

@@ -128,7 +128,7 @@ impl<P: Signature> CallOptions<P> {
         Self { buffers: None, timeout: None, procedure: PhantomData }
     }
 
-    /// Lends the bytes of `data` as the next DDP-eligible argument: a Read chunk.
+    /// Lends `data` as the next DDP-eligible argument: a Read chunk.
     ///
     /// The arguments name it by [`Bulk::placed`], with its length. The buffer must come from the client's own `alloc`.
     /// Buffers beyond [`MAX_CHUNKS`], and empty ones, return to their pool.
