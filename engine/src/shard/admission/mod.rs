@@ -201,17 +201,20 @@ impl HostQuotas {
         held + own_orphans > limit
             || (scarce_for_hosts
                 && conn.host.is_some()
-                && self.exceeds_host(cx, conn, limit.saturating_sub(host_orphans), chunks))
+                && self.exceeds_host(cx, conn, limit.saturating_sub(host_orphans), chunks, !may_wait))
     }
 
-    /// Whether a host has as many calls as its quota. If not, counts one more.
+    /// Whether a host has as many other calls as its quota. If not, counts this one, unless it `is_counted` already,
+    /// because its message has been read into memory of the shard.
     fn exceeds_host<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
         conn: &mut Conn,
         quota: usize,
         chunks: bool,
+        is_counted: bool,
     ) -> bool {
+        let itself = [usize::from(!is_counted), usize::from(!is_counted && chunks)];
         let now = cx.clock.read();
         if now >= self.recount {
             self.held.clear();
@@ -222,16 +225,14 @@ impl HostQuotas {
             });
             self.count(cx, conn);
             self.recount = now.saturating_add(RECOUNT * connections);
-            // The call itself is not admitted yet.
-            let [all, with_chunks] = self.held.entry(conn.quota_owner()).or_default();
-            *all = all.saturating_sub(1);
-            *with_chunks = with_chunks.saturating_sub(usize::from(chunks));
+            // The counts include the call, which is not admitted yet.
+            let held = self.held.entry(conn.quota_owner()).or_default();
+            *held = [held[0].saturating_sub(itself[0]), held[1].saturating_sub(itself[1])];
         }
         let held = self.held.entry(conn.quota_owner()).or_default();
-        let exceeds = held[usize::from(chunks)] >= quota;
+        let exceeds = held[usize::from(chunks)].saturating_sub(usize::from(is_counted)) >= quota;
         if !exceeds {
-            held[0] += 1;
-            held[1] += usize::from(chunks);
+            *held = [held[0] + itself[0], held[1] + itself[1]];
         }
         exceeds
     }
