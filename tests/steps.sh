@@ -1,7 +1,7 @@
 # The steps of tests/run and their order. Sourced by tests/run. A step is a function step_NAME. It counts through
 # check_command, run_tests or run_nextest, and runs its prerequisites through ensure_step.
 
-# Features of the builds: $verbs, or empty without its libraries.
+# Cargo options for the features of the builds: $verbs, or none if the libraries of the verbs fabric are missing.
 features=
 
 # run_schedule: runs the steps in order. The virtual machines take longest and wait for a third of their time, so the
@@ -62,7 +62,8 @@ fetch_prometheus() {
     dpkg-deb -x "$work"/prometheus_*.deb "$work" && rm "$work"/*.deb
 }
 
-# fetch_program NAME: installs a cargo subcommand that is built on PyPI. If that fails, builds it, which takes minutes.
+# fetch_program NAME: installs a cargo subcommand from a prebuilt package of PyPI. If that fails, builds it from source,
+# which takes minutes.
 fetch_program() {
     local work=$target/programs
     mkdir -p "$work/bin"
@@ -113,7 +114,7 @@ step_tools() {
     ! is_chosen fuzz || command -v c++ >/dev/null || apt_install g++ ||
         echo "no C++ compiler: the fuzz targets are skipped"
     for tool in "${wanted[@]}"; do command -v "$tool" >/dev/null || optional+=("$tool"); done
-    # rpcgen, and the specifications of its package.
+    # Tests compare with rpcgen, and compile specifications (`.x` files) of these packages.
     [[ -e /usr/include/rpcsvc/nis.x && -e /usr/include/rpcsvc/rex.x ]] && command -v rpcgen >/dev/null ||
         optional+=(rpcsvc-proto libnsl-dev libtirpc-dev)
     if ((${#optional[@]})); then
@@ -177,8 +178,9 @@ step_documents() {
     rm -rf "$target/documents" # release builds of everything
 }
 
-# This step keeps no incremental data, which needs more space than all programs. Few lines are compiled only without the
-# verbs fabric: step oldest refuses warnings in them, and tests/packages --release runs their lints.
+# This step keeps no incremental data, which needs more space than all programs. With the verbs fabric, it does not lint
+# the few lines that are compiled only without that fabric: step oldest refuses warnings in them, and tests/packages
+# --release runs their lints.
 step_lints() {
     # shellcheck disable=SC2086
     CARGO_INCREMENTAL=0 check_command lints 900 "$crates" crates cargo clippy --workspace $features --all-targets -- \
@@ -224,9 +226,9 @@ step_instructions() {
     fi
 }
 
-# This step builds with the minimum Rust version without a warning, which covers the language. The lint
-# incompatible_msrv covers the standard library, and a test covers the dependencies. tests/packages --release checks all
-# published crates from their packages.
+# This step builds with the minimum Rust version and refuses warnings, which detects newer features of the language. The
+# lint incompatible_msrv detects newer items of the standard library, and a test checks the dependencies. tests/packages
+# --release checks all published crates from their packages.
 step_oldest() {
     local oldest
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
@@ -381,9 +383,10 @@ rules=(bindings characteristics decisions duplicate_requests negotiation reverse
     stats_socket typed verifiers)
 
 # start_vms: starts three machines. One runs the scripts that keep a processor busy. The second runs the suites over
-# verbs, then the scripts that need two processors and the commands of the documents. The emulated machines have one
-# processor each, so these two use the two of this machine. The third runs the scripts that mostly wait, with less
-# memory. A process costs many times as much in an emulated machine, so fewer of them are killed.
+# verbs, then the scripts that need two processors and the commands of the documents. An emulated machine has one
+# processor (with --pair, two), so the first two machines together use both processors of the host. The third runs the
+# scripts that mostly wait, with less memory. Starting a process is slow in an emulated machine, so the test that kills
+# processes runs only 20 rounds (KILLS).
 start_vms() {
     local fabric its
     starts[vm]=$SECONDS

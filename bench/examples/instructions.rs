@@ -3,7 +3,7 @@
 //! Both ends are on one thread, and each is polled only when it has work, so that no turn is idle. Each turn advances
 //! the simulated time by the same amount, so that every run is identical, also on a slow host. The read of the real
 //! clock in every 16th turn is not counted. Run it with `valgrind --tool=callgrind --toggle-collect='*client_side*'`,
-//! or `'*server_side*'`. The difference of two runs with different numbers of calls excludes the start.
+//! or `'*server_side*'`. The difference of two runs with different numbers of calls excludes the start-up.
 //! `bench/measurements.md` has the figures.
 //!
 //! ```sh

@@ -51,7 +51,7 @@ pub fn run() -> ExitCode {
     let matches = command_line().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     rpcrdma_host::logger::start();
-    match run_command(cli.command, matches.subcommand().map_or(&matches, |(_, given)| given)) {
+    match run_command(cli.command, matches.subcommand().map_or(&matches, |(_, subcommand)| subcommand)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             print_error!("rpcperf: {failure}");
@@ -60,7 +60,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn run_command(command: Command, given: &ArgMatches) -> Result<(), Failure> {
+fn run_command(command: Command, matches: &ArgMatches) -> Result<(), Failure> {
     use Command::{Bw, Lat, Rate, RawBw, RawLat, Serve};
     // A test without an address is a server, as in perftest.
     match &command {
@@ -73,10 +73,10 @@ fn run_command(command: Command, given: &ArgMatches) -> Result<(), Failure> {
         RawLat(RawLatArgs { common, .. }) | RawBw(RawBwArgs { common, .. }) if !common.is_client() => {
             serve::run(&ServeArgs::of_test(common, TestKind::Raw, None)?)
         }
-        Lat(args) => rpc::latency(args, given),
-        Rate(args) => rpc::rate(args, given),
-        Bw(args) => rpc::bandwidth(args, given),
-        RawLat(args) => raw::latency(args, given),
-        RawBw(args) => raw::bandwidth(args, given),
+        Lat(args) => rpc::latency(args, matches),
+        Rate(args) => rpc::rate(args, matches),
+        Bw(args) => rpc::bandwidth(args, matches),
+        RawLat(args) => raw::latency(args, matches),
+        RawBw(args) => raw::bandwidth(args, matches),
     }
 }

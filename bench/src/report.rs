@@ -35,7 +35,7 @@ pub(crate) struct TestInfo {
     pub(crate) title: String,
     pub(crate) test: String,
     pub(crate) op: String,
-    /// Steps of one operation, which its time spans.
+    /// Steps of one operation that its measured time covers.
     pub(crate) method: String,
     /// `software`, `iwarp` or `verbs`. Figures of the software fabric are not figures of a network.
     pub(crate) fabric: String,
@@ -52,7 +52,7 @@ pub(crate) struct TestInfo {
     /// Cores of the threads, and the source of the choice.
     pub(crate) pinning: String,
     pub(crate) client_core: usize,
-    /// The server's core, if the server is on this machine.
+    /// Core of the server, on the server's machine.
     pub(crate) server_core: Option<usize>,
     /// Name of the clock.
     pub(crate) clock: String,
@@ -120,7 +120,7 @@ pub(crate) struct EngineInfo {
     pub(crate) protocol: &'static str,
     /// Form of the payload.
     pub(crate) form: String,
-    /// Caller: `forward` the client, `reverse` the server, `both` both ends.
+    /// Who calls: the client (`forward`), the server (`reverse`), or both ends (`both`).
     pub(crate) direction: String,
     /// Credit limit of the client.
     pub(crate) credits: u32,

@@ -557,7 +557,7 @@ rpcrdma_config *rpcrdma_config_new(void);
 // # Returns
 // - 0: the knob is set.
 // - -EINVAL: the text begins with the knob, and names its value, the valid values, and the other knob if one sets the
-//   limit. For a name of an earlier version, the text has the present name.
+//   limit. For a name of an earlier version, the text has the current name.
 // - a negative handle code.
 //
 // # Safety
@@ -694,7 +694,7 @@ int rpcrdma_services_add(rpcrdma_services *services,
 // # Parameters
 // - `services`: the services.
 // - `poll`: runs in each turn, and must not block.
-// - `descriptor`: returns a descriptor, such as of an io_uring or an eventfd, that wakes a sleeping shard when it is
+// - `descriptor`: returns a descriptor (such as an io_uring or an eventfd) that wakes a sleeping shard when it is
 //   readable; -1 if there is none. The shard calls it before each sleep, after a last `poll`. NULL: the task has no
 //   descriptor. The shard ignores a closed descriptor, and one of a file or directory, which the log then reports.
 // - `context`: first argument of both functions.

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 
 use super::{FabricError, QpId};
 
-/// Generations of a slot, before they are reused. They leave three bits of a 64-bit token free.
+/// Number of generations of a slot: 29 bits, which leave three bits of a 64-bit token free beside the slot's 32.
 pub(super) const GENERATIONS: u32 = 1 << 29;
 
 #[derive(Debug)]

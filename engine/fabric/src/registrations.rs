@@ -13,7 +13,7 @@ use crate::{Access, FabricError};
 pub(crate) struct Registrations<T> {
     /// The first registered arena. It is the shard's own, and holds nearly all messages.
     first: Option<ArenaId>,
-    /// Sorted by arena, because each connection may add one.
+    /// Sorted by arena, so that a search is fast even if each connection adds one.
     list: Vec<(ArenaId, Access, T)>,
 }
 

@@ -71,7 +71,7 @@ pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
     }
 }
 
-/// Error of a socket file that cannot be bound, with the owner of the present file.
+/// Error of a socket file that cannot be bound, with the owner of the existing file.
 fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
     let Some(found) = kind_and_owner(path).filter(|_| error == Errno::ADDRINUSE) else {
         return bind_error(name, error);

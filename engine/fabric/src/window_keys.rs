@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use crate::{FabricError, QpId, WindowId};
 
-/// Index bits within a key's upper 24, for up to `limit` windows.
+/// Number of bits for the index of one of `limit` windows, within a key's upper 24.
 fn index_bits(limit: u32) -> u32 {
     limit.next_power_of_two().trailing_zeros()
 }
@@ -29,7 +29,7 @@ fn key_after_bind(rkey: u32) -> u32 {
 pub(crate) enum Revoked {
     /// The peer can no longer reach the memory.
     Done,
-    /// The memory is in use: by a copy of the peer, or by bytes in flight to the peer.
+    /// The memory is in use: the peer is copying it, or bytes of it are in flight to the peer.
     Busy,
     /// The window was not bound.
     NotBound,
@@ -72,7 +72,7 @@ impl<T> WindowKeys<T> {
         }
         let bits = index_bits(self.limit);
         let high = self.random >> 8 >> bits << bits;
-        // The generation starts at random, so that the first key is as hard to guess as the others.
+        // The lower 8 bits start at a random value, so that the first key is as hard to guess as the others.
         let rkey = (high | index) << 8 | self.random.rotate_left(index) & 0xff;
         self.windows.push(WindowKey {
             current: rkey,
@@ -127,11 +127,11 @@ impl<T> WindowKeys<T> {
         Revoked::Done
     }
 
-    /// Revokes a window by its key, at the request of a peer's message. This side posts no invalidation for it, and a
-    /// bind that was posted already stays posted.
+    /// Revokes a window by its key, at the request of a peer's message.
     pub(crate) fn revoke_key(&mut self, rkey: u32, end_access: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
         let Some(index) = self.index(rkey) else { return Revoked::NotBound };
         if let Some(key) = self.windows.get_mut(index as usize) {
+            // Unlike in `revoke`, no posted invalidation has cleared `will_be_bound`. A later posted bind stays posted.
             let has_later_bind = key.posted != key.current;
             key.will_be_bound &= has_later_bind;
         }

@@ -111,7 +111,7 @@ impl Session {
         self.first_error.filter(|_| self.phase == Phase::Hello)
     }
 
-    /// Makes the present version permanent.
+    /// Makes the current version permanent.
     pub(super) fn finish_negotiation(&mut self) {
         self.phase = Phase::Negotiated;
     }

@@ -28,11 +28,11 @@ pub(super) enum QueuedMessage {
 /// Queue of outgoing messages.
 #[derive(Debug)]
 pub(super) struct Outbox {
-    /// Oldest first. Version 1 sends them without a credit.
+    /// In the order of sending. Version 1 sends them without a credit.
     queue: VecDeque<QueuedMessage>,
-    /// Messages that have left the queue. The number wraps.
+    /// Number of messages sent. A continued message counts when its last part is sent. The number wraps.
     pub(super) dequeued: u32,
-    /// Queued errors; each occupies a served call's place until sent.
+    /// Number of queued errors. Each counts against the limit of served calls until it is sent.
     pub(super) errors: usize,
     /// Whether to send a pure grant as a keep-alive, unless another message grants credits first.
     pub(super) keep_alive: bool,
@@ -99,7 +99,7 @@ impl Outbox {
     pub(super) fn hold_others(&mut self) {
         if self.front() != Some(QueuedMessage::Continue) {
             self.queue.push_front(QueuedMessage::Continue);
-            // The message has left the queue, but is not complete: it does not count as sent yet.
+            // `pop` has counted the message of the part, but the message counts only when its last part is sent.
             self.dequeued = self.dequeued.wrapping_sub(1);
         }
     }

@@ -68,6 +68,6 @@ pub(super) struct PartialMessages {
     pub(super) open: Option<PartialMessage>,
     /// Number of continued messages that have begun; wraps.
     pub(super) begun: u32,
-    /// The XID of a continued reply that was aborted. Its call ends after the present message.
+    /// The XID of a continued reply that was aborted. Its call ends after the current message.
     pub(super) orphan: Option<u32>,
 }

@@ -97,13 +97,13 @@ impl<T: Linked> ReturnQueue<T> {
         ReturnHandle { head: Arc::clone(&self.head) }
     }
 
-    /// Whether the queue has no box.
+    /// Whether an open queue has no box.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.head.0.load(Ordering::Relaxed).is_null()
     }
 
-    /// Takes all boxes, in the order of their return.
+    /// Takes all boxes of an open queue, in the order of their return.
     #[inline]
     pub(crate) fn drain(&mut self) -> Drained<T> {
         if self.is_empty() { Drained { first: null_mut() } } else { self.take(null_mut()) }
@@ -171,7 +171,7 @@ impl<T: Linked> Drop for Drained<T> {
     }
 }
 
-/// A slot for one box, which the first thread to take it gets.
+/// A slot for one box. Only the first thread that takes the box gets it.
 pub(crate) struct AtomicSlot<T: Send>(AtomicPtr<T>);
 
 impl<T: Send> AtomicSlot<T> {
@@ -197,7 +197,7 @@ impl<T: Send> AtomicSlot<T> {
     }
 
     fn exchange(&self, new: *mut T) -> Option<Box<T>> {
-        // SYNC POINT `slot`: `put` with `take`.
+        // SYNC POINT `slot`: the exchange in `put` pairs with the one in `take`.
         let old = self.0.swap(new, Ordering::AcqRel);
         // SAFETY: the pointer came from a box, and the exchange gave it to this thread alone.
         (!old.is_null()).then(|| unsafe { Box::from_raw(old) })

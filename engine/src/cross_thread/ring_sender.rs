@@ -33,7 +33,7 @@ pub(super) struct RingSender<T> {
 }
 
 impl<T> RingSender<T> {
-    /// A sender that wakes the consumer by `signal`.
+    /// A sender that wakes the consumer with `signal`.
     pub(super) fn new(producer: SpscProducer<T>, signal: Signal) -> Self {
         Self { producer, signal }
     }

@@ -18,7 +18,7 @@ pub(crate) struct WakeFlag {
 }
 
 impl WakeFlag {
-    /// A clear flag, which wakes the polling thread by `signal` when it is set.
+    /// A clear flag, which wakes the polling thread with `signal` when it is set.
     pub(crate) fn new(signal: Signal) -> Self {
         Self { is_set: AtomicBool::new(false), signal }
     }

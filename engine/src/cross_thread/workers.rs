@@ -3,8 +3,8 @@
 //! Each shard has two rings with each worker: one for jobs, one for results. Shards share nothing. A worker serves its
 //! shards in turn, one job each.
 //!
-//! A job has a *key*: the shard's data to continue the call, whatever the outcome. [`ShardPort::collect`] returns each
-//! dispatched job exactly once, with its result or with the reason why there is none.
+//! Each job has a *key*: the state with which the shard continues the call. [`ShardPort::collect`] returns the key of
+//! each dispatched job exactly once, with the result or with the reason why there is none.
 #![forbid(unsafe_code)]
 
 use std::thread::{Builder, JoinHandle};
@@ -170,12 +170,12 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         (WorkerState { shards: Vec::new(), new, stop: Arc::clone(&self.stop), run: Arc::clone(run) }, parker)
     }
 
-    /// Creates rings with each worker for one shard, which `shard` wakes when a result arrives.
-    pub fn attach_shard(&self, shard: &Signal) -> ShardPort<K, J, D> {
+    /// Connects a shard to each worker by two rings. `signal` wakes the shard when a result arrives.
+    pub fn attach_shard(&self, signal: &Signal) -> ShardPort<K, J, D> {
         let pairs = self.workers.iter().map(|worker| {
             let (jobs, jobs_out) = ring(self.ring_capacity);
             let (done_in, done) = ring(self.ring_capacity);
-            let done_in = RingSender::new(done_in, shard.clone());
+            let done_in = RingSender::new(done_in, signal.clone());
             let rings = Box::new(ShardRings { jobs: jobs_out, done: done_in, link: Link::default() });
             // A worker normally runs as long as its pool. If it has ended, the push fails, and the dropped rings close.
             drop(worker.shards.push(rings));
@@ -194,7 +194,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
 
     /// Waits for the threads to finish their jobs and end, while `keep_waiting` returns true.
     ///
-    /// Returns the number of threads that still run. They end after their current job.
+    /// Returns the number of threads that still run. They end after the jobs already dispatched.
     pub fn finish(mut self, mut keep_waiting: impl FnMut() -> bool) -> usize {
         self.signal_stop();
         let busy = |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
@@ -204,7 +204,7 @@ impl<K, J, D> WorkerPool<K, J, D> {
     }
 
     fn signal_stop(&self) {
-        // A worker checks this flag before it sleeps, so the notification's fence orders it.
+        // The fence in `notify` follows this store, so a worker that is about to sleep sees the flag or is woken.
         self.stop.store(true, Ordering::Release);
         self.workers.iter().for_each(|worker| worker.signal.notify());
     }
@@ -325,7 +325,8 @@ impl<K, J, D> ShardPort<K, J, D> {
     /// Dispatches a job to the worker with the fewest jobs of this shard, round robin among equals.
     ///
     /// # Errors
-    /// Returns the job when the rings of all workers are full, or the pool has stopped: retry after a collect.
+    /// Returns the job if the rings of all workers are full (retry after [`collect`](Self::collect)), or if the pool
+    /// has stopped.
     #[inline]
     pub fn dispatch(&mut self, key: K, job: J) -> Result<(), (K, J)> {
         let in_turn = (self.next_dispatch..self.pairs.len()).chain(0..self.next_dispatch);

@@ -66,7 +66,7 @@ impl LocalServer {
     /// does for a [`Server`](super::Server), because it cannot distinguish that from a caller that polls rarely.
     ///
     /// # Errors
-    /// A limit is exceeded, or a call failed. The text names the cause and the remedy.
+    /// A limit is exceeded, or a system call failed. The text names the cause and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         config.check_local()?;
         let (services, mut workers) = (Arc::new(services), None);
@@ -124,7 +124,8 @@ impl LocalServer {
 
     /// Prepares to sleep in an external event loop, after one turn.
     ///
-    /// It works like [`LocalClient::arm`](crate::LocalClient::arm). The [waker](ShardSetup::waker) makes the descriptor
+    /// Returns how long to sleep, at most `longest`; `None` if that turn found work: call [`poll`](Self::poll) then. It
+    /// works like [`LocalClient::arm`](crate::LocalClient::arm). The [waker](ShardSetup::waker) makes the descriptor
     /// readable, too.
     #[must_use]
     #[doc(alias("epoll", "req_notify_cq"))]
@@ -155,7 +156,7 @@ impl LocalServer {
         self.shard.is_drained()
     }
 
-    /// The shard, for the C interface, which moves it to another thread.
+    /// The shard. For the C interface, which may move the server to another thread.
     #[doc(hidden)]
     pub fn shard(&self) -> &Shard<AnyFabric> {
         &self.shard

@@ -239,8 +239,8 @@ impl Server {
     /// nodes are known, and warns if no shard that serves an address is on the node of its device.
     ///
     /// # Errors
-    /// The configuration contradicts itself, the host lacks a resource, or a call failed. The text names the knob or
-    /// call, the limit, and the remedy.
+    /// The configuration contradicts itself, the host lacks a resource, or a system call failed. The text names the
+    /// knob or call, the limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         let addresses = config.bind(address, &services)?;
         let services = Arc::new(services);

@@ -54,7 +54,7 @@ pub(crate) struct DeferredReturnQueue {
 }
 
 impl DeferredReturnQueue {
-    /// A queue that wakes the shard by `signal`.
+    /// A queue that wakes the shard with `signal`.
     pub(crate) fn new(signal: Signal) -> Self {
         Self { returned: ReturnQueue::new(), signal }
     }
@@ -73,9 +73,10 @@ impl DeferredReturnQueue {
 
 /// A call taken by its handler, for a later reply; `Send`.
 ///
-/// It is answered on the shard's thread, such as by a [task](super::ShardTask), or on any other thread. It dereferences
-/// to the [`ServerCall`], and keeps the call's arguments, chunks and result memory until it is answered or dropped.
-/// [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred) bounds the deferred calls of a connection.
+/// It is answered on the shard's thread, for example by a [task](super::ShardTask), or on any other thread. It
+/// dereferences to the [`ServerCall`], and keeps the call's arguments, chunks and result memory until it is answered or
+/// dropped. [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred) bounds the deferred calls of a
+/// connection.
 ///
 /// A dropped call is answered with SYSTEM_ERR. [`ShardStats::get`](crate::stats::ShardStats::get)`("calls_dropped")`
 /// counts such calls.
@@ -101,7 +102,7 @@ impl DeferredCall {
         self.end(|call| call.answered(outcome));
     }
 
-    /// Ends the call by `answer`, unless it has ended, and returns it to its shard.
+    /// Ends the call with `answer`, unless it has ended, and returns it to its shard.
     #[inline]
     fn end(&mut self, answer: impl FnOnce(ServedCall<Ready>) -> ServedCall<Answered>) {
         let Some(call) = self.call.take() else { return };
@@ -116,7 +117,7 @@ impl DeferredCall {
     /// Check this before long work. Answer or drop a disconnected call immediately, because it still counts against the
     /// quota of its host.
     ///
-    /// The result stays false if the caller abandons the call, such as by a time-out, because the protocol does not
+    /// The result stays false if the caller abandons the call, for example at a time-out, because the protocol does not
     /// report that.
     pub fn is_disconnected(&self) -> bool {
         self.origin.is_closed()
@@ -139,7 +140,7 @@ impl DeferredCall {
     ///
     /// It is the caller's host, or its process on a fabric without addresses. All connections of a host have the same
     /// owner, whatever their credentials. All addresses of an IPv6 network of 64 bits count as one host. The
-    /// application may use it for its own quotas, such as of its threads.
+    /// application may use it for its own quotas, for example to limit the threads that one host occupies.
     pub fn quota_owner(&self) -> &Arc<str> {
         &self.origin.owner
     }

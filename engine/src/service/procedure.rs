@@ -435,7 +435,7 @@ impl<S: Sharing> Services<S> {
         Self::default()
     }
 
-    /// Checks each procedure by `check`, which returns the defect.
+    /// Checks each procedure with `check`, which returns the defect.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<String>) -> Result<(), StartError> {
         let refused = self.procedures().find_map(|(name, index)| {
             let cause = check(&self.entries[index])?;

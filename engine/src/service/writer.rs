@@ -19,7 +19,7 @@ use crate::proto::{HandlerFailure, Refusal};
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
-    /// Set when the address of `room` is passed on, so that the memory must stay; `None` where it always stays.
+    /// Set when the handler gets the address of `room`, so that the memory must stay. `None` if it always stays.
     is_exposed: Option<&'a mut bool>,
     /// Index of the Write chunk, and the maximum bytes that the procedure declares for it.
     chunk: Option<(u32, u32)>,
@@ -73,7 +73,8 @@ impl<'a> ResultWriter<'a> {
         Self { room, len, is_exposed: None, chunk: None }
     }
 
-    /// A writer of a Write chunk with this index and declared length. Sets `is_exposed` when the address is passed on.
+    /// A writer of a Write chunk with this index and declared length. Sets `is_exposed` when the handler
+    /// gets the address.
     #[inline]
     pub(super) fn of_chunk(
         room: &'a mut [u8],

@@ -1,7 +1,7 @@
 //! Changes of characteristics while calls run (xcharext-02), by peers and by this end.
 //!
-//! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may rely on
-//! (§3.1):
+//! The shared receive queue serves every connection, so every Receive in it must hold the longest message that some
+//! peer may still send (§3.1):
 //! - *growing*: the shard posts larger Receives. Messages consume the older ones first. When the last older one is
 //!   consumed, the shard announces the new size to the peers.
 //! - *shrinking*: the shard announces the new size to the peers. When every peer is known to have received it, the
@@ -68,7 +68,7 @@ pub(crate) enum ResizeCause {
 enum Progress {
     #[default]
     Done,
-    /// Waits until this many Receives have been consumed in all, because the older ones are then used up.
+    /// Waits until the number of Receives consumed since the start reaches this value: no smaller Receive is left then.
     Growing(u64),
     /// Waits until all peers have received the smaller size.
     Shrinking,
@@ -109,8 +109,9 @@ impl CharacteristicChanges {
         self.events.push_back(change);
     }
 
-    /// Adopts the terms of a connection, which its last message may have changed.
-    pub(super) fn adopt_terms<F: Fabric>(&self, cx: &mut ShardContext<F>, conn: &mut Conn) {
+    /// Applies the terms of a connection, which its last message may have changed: announces the receive size to the
+    /// peer, and updates the state that depends on the terms.
+    pub(super) fn apply_terms<F: Fabric>(&self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         // The peer may have an earlier value, sent before changes were possible.
         let size = Characteristic::ReceiveSize(cx.memory.sizes.announced as u32);
         let _ = conn.proto.changes().announce(size, false);
@@ -210,16 +211,16 @@ impl CharacteristicChanges {
 /// Posts Receives of this size from now on, and drops the other Receives that are not posted yet.
 fn switch_to<F: Fabric>(cx: &mut ShardContext<F>, bytes: usize) -> Result<(), ResizeCause> {
     let sizes = &mut cx.memory.sizes;
-    let next = match sizes.retired.iter().position(|sized| sized.size == bytes) {
-        _ if bytes == cx.config.wire.receive_size => None,
-        Some(at) => Some(sizes.retired.swap_remove(at)),
-        None => {
-            let count = cx.config.memory.receives + cx.config.memory.message_buffers;
-            let classes = vec![Class { size: bytes, count }];
-            let pool = Pool::new(&PoolConfig { classes, arena: cx.config.arena() })?;
-            cx.fabric.register(pool.arena(), Access::LOCAL)?;
-            Some(SizedPool { size: bytes, pool })
-        }
+    let next = if bytes == cx.config.wire.receive_size {
+        None
+    } else if let Some(at) = sizes.retired.iter().position(|sized| sized.size == bytes) {
+        Some(sizes.retired.swap_remove(at))
+    } else {
+        let count = cx.config.memory.receives + cx.config.memory.message_buffers;
+        let classes = vec![Class { size: bytes, count }];
+        let pool = Pool::new(&PoolConfig { classes, arena: cx.config.arena() })?;
+        cx.fabric.register(pool.arena(), Access::LOCAL)?;
+        Some(SizedPool { size: bytes, pool })
     };
     // Buffers of another capacity will be freed instead of posted.
     sizes.capacity = match &next {

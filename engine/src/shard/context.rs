@@ -58,7 +58,7 @@ impl<F: Fabric> ShardContext<F> {
     /// Opens the device with the memory of a configuration; `serves` includes memory for peers' calls.
     ///
     /// # Errors
-    /// A knob is invalid, a limit is exceeded, or a call failed. The text names the cause and the remedy.
+    /// A knob is invalid, a limit is exceeded, or a system call failed. The text names the cause and the remedy.
     pub(super) fn open(mut fabric: F, config: Config, serves: bool) -> Result<Self, StartError> {
         let mut config = config.sized()?;
         config.debug.remote_invalidate &= fabric.capabilities().remote_invalidate;

@@ -132,7 +132,7 @@ impl<F: Fabric> Shard<F> {
         if conn.proto.status().partial_message.is_none() {
             conn.assembling.discard();
         }
-        self.changes.adopt_terms(&mut self.cx, conn);
+        self.changes.apply_terms(&mut self.cx, conn);
     }
 
     #[cold]

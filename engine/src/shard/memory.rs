@@ -74,7 +74,7 @@ impl ShardMemory {
     /// Allocates the memory of a configuration; `serves` includes memory for peers' calls.
     ///
     /// # Errors
-    /// A limit is exceeded, or a call failed. The text names the cause, the knob, and the remedy.
+    /// A limit is exceeded, or a system call failed. The text names the cause, the knob, and the remedy.
     pub(super) fn new(config: &Config, serves: bool) -> Result<Self, StartError> {
         let (classes, announced) = (config.pool(serves), config.wire.receive_size);
         let capacity = classes.classes.iter().map(|class| class.size).find(|&size| size >= announced).unwrap_or(0);

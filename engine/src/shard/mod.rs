@@ -141,7 +141,7 @@ impl<F: Fabric> Shard<F> {
     /// Creates a shard on this thread, with `services` for its peers.
     ///
     /// # Errors
-    /// A knob is invalid, a limit is exceeded, or a call failed. The text names the cause and the remedy.
+    /// A knob is invalid, a limit is exceeded, or a system call failed. The text names the cause and the remedy.
     pub fn open(fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, StartError> {
         Self::open_local(fabric, config, services.map(|services| services.to_local()))
     }
@@ -161,7 +161,7 @@ impl<F: Fabric> Shard<F> {
     /// Creates a shard on this thread, with services that share its state.
     ///
     /// # Errors
-    /// A knob is invalid, a limit is exceeded, or a call failed. The text names the cause and the remedy.
+    /// A knob is invalid, a limit is exceeded, or a system call failed. The text names the cause and the remedy.
     pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
         let cx = ShardContext::open(fabric, config, services.is_some())?;

@@ -10,7 +10,7 @@ use crate::recursive::MAX_DEPTH;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("bad {what} at byte {at}")]
 pub struct BadXdr {
-    /// The item's name in its specification.
+    /// The item's name in its specification, or what else is invalid.
     pub what: &'static str,
     /// Offset of the item in the input, in bytes.
     pub at: usize,
@@ -22,7 +22,7 @@ pub struct Decoder<'a> {
     bytes: &'a [u8],
     at: usize,
     is_strict: bool,
-    /// Nesting depth of the present value in values of recursive types.
+    /// Number of values of recursive types that enclose the next item.
     depth: u8,
     /// Items that arrived in chunks.
     received: Option<&'a dyn ReceivedChunks>,
@@ -41,7 +41,7 @@ impl<'a> Decoder<'a> {
         Self::starting_at(bytes, 0)
     }
 
-    /// A cursor at byte `at`. Errors count from the start of `bytes`.
+    /// A cursor at byte `at`. Offsets in errors count from the start of `bytes`.
     #[must_use]
     pub const fn starting_at(bytes: &'a [u8], at: usize) -> Self {
         Self { bytes, at, is_strict: false, depth: 0, received: None, item: 0, chunks: 0, chunk_bytes: 0 }
@@ -71,7 +71,7 @@ impl<'a> Decoder<'a> {
         self.bytes.get(self.at..).unwrap_or_default()
     }
 
-    /// The bytes from an earlier [position](Self::at) to the present one.
+    /// The bytes from an earlier [position](Self::at) to the current one.
     #[must_use]
     pub fn since(&self, at: usize) -> &'a [u8] {
         self.bytes.get(at..self.at).unwrap_or_default()
@@ -169,7 +169,7 @@ impl<'a> Decoder<'a> {
     /// `opaque[N]`: the bytes, and padding.
     ///
     /// # Errors
-    /// Fewer bytes are left.
+    /// Fewer bytes are left, or a [`strict`](Self::strict) decoder finds padding that is not zero.
     #[inline]
     pub fn fixed<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], BadXdr> {
         let bytes = *self.array(what)?;
@@ -180,7 +180,8 @@ impl<'a> Decoder<'a> {
     /// `opaque<max>` or `string<max>`: a length, the bytes, and padding.
     ///
     /// # Errors
-    /// Fewer bytes are left, or the length exceeds `max`.
+    /// Fewer bytes are left, the length exceeds `max`, or a [`strict`](Self::strict) decoder finds padding that is not
+    /// zero.
     #[inline]
     pub fn opaque(&mut self, max: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
         let bad = BadXdr { what, at: self.at };
@@ -196,7 +197,8 @@ impl<'a> Decoder<'a> {
     /// `opaque<max>` that may have arrived in a chunk. Its length is in the message either way.
     ///
     /// # Errors
-    /// Fewer bytes are left, the length exceeds `max`, or the chunk has another length.
+    /// Fewer bytes are left, the length exceeds `max`, the chunk has another length, or a [`strict`](Self::strict)
+    /// decoder finds padding that is not zero.
     #[inline]
     pub fn bulk(&mut self, max: usize, what: &'static str) -> Result<Bulk<'a>, BadXdr> {
         let at = self.at;

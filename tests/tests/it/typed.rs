@@ -47,7 +47,7 @@ fn configs() -> [ClientConfig; 2] {
 
 /// The place where a client receives a result.
 #[derive(Clone, Copy, Debug)]
-enum Room {
+enum ResultPlace {
     /// In the message, or in a Reply chunk.
     Inline,
     /// In a Write chunk that the client allocates.
@@ -56,17 +56,19 @@ enum Room {
     Buf,
 }
 
-/// Fetches a blob with room of this kind, and checks it.
-fn assert_fetched<P>(client: &mut Typed<'_>, name: &[u8], data: &[u8], room: Room)
+/// Fetches a blob into a place of this kind, and checks it.
+fn assert_fetched<P>(client: &mut Typed<'_>, name: &[u8], data: &[u8], place: ResultPlace)
 where
     P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
 {
-    let (options, max_bytes) = match room {
-        Room::Inline => (CallOptions::<P>::new(), P::MAX_INLINE_RESULT),
-        Room::Chunk => (CallOptions::new().write_chunk(1 << 20), usize::MAX),
-        Room::Buf => (CallOptions::new().write_chunk_into(client.0.0.alloc(client.0.1, 5000).expect("a buffer")), 5000),
+    let (options, max_bytes) = match place {
+        ResultPlace::Inline => (CallOptions::<P>::new(), P::MAX_INLINE_RESULT),
+        ResultPlace::Chunk => (CallOptions::new().write_chunk(1 << 20), usize::MAX),
+        ResultPlace::Buf => {
+            (CallOptions::new().write_chunk_into(client.0.0.alloc(client.0.1, 5000).expect("a buffer")), 5000)
+        }
     };
-    let _row = row((P::NAME, room));
+    let _row = row((P::NAME, place));
     let wanted = Wanted { name, max_bytes: max_bytes.min(1 << 20) as u32 };
     let response = call(&mut client.0, options, &wanted).expect("a reply");
     let Found::Found(blob) = response.results().expect("results") else { panic!("the blob is there") };
@@ -87,12 +89,12 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
             let options = CallOptions::new().lend(copy_to_buffer(client.0.0, &data));
             let stored = client.store_with(&placed, options).expect("a reply");
             assert_eq!(stored.results().expect("a checksum"), sum(&data));
-            assert_eq!(stored.into_reply().take_sent().count(), len.min(1), "a nonempty buffer is returned");
-            // The client requests no more bytes than the room holds. A Write chunk that is too short would be an error.
-            for room in [Room::Inline, Room::Chunk, Room::Buf] {
-                assert_fetched::<Fetch>(client, &name, &data, room);
-                assert_fetched::<FetchLater>(client, &name, &data, room);
-                assert_fetched::<FetchAsync>(client, &name, &data, room);
+            assert_eq!(stored.into_reply().take_sent().count(), usize::from(len > 0), "a nonempty buffer is returned");
+            // The client requests no more bytes than the place holds, because a shorter Write chunk would be an error.
+            for place in [ResultPlace::Inline, ResultPlace::Chunk, ResultPlace::Buf] {
+                assert_fetched::<Fetch>(client, &name, &data, place);
+                assert_fetched::<FetchLater>(client, &name, &data, place);
+                assert_fetched::<FetchAsync>(client, &name, &data, place);
             }
         });
         for options in [CallOptions::new(), CallOptions::new().write_chunk(5000)] {
@@ -106,7 +108,8 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
 fn several_bulk_items_keep_their_order() {
     let (long, short) = (data_of(1, 70_001), data_of(2, 1003));
     with_clients("typed-pair", |client| {
-        for_each(pairs(pairs([(&long, &short), (&short, &long)], 0..4), 0..3), |(((first, second), lends), chunks)| {
+        // Bits 0 and 1 of `lent` say whether the first and the second item are lent.
+        for_each(pairs(pairs([(&long, &short), (&short, &long)], 0..4), 0..3), |(((first, second), lent), chunks)| {
             let mut options = CallOptions::new();
             let mut item = |is_lent: bool, data| {
                 if !is_lent {
@@ -115,7 +118,7 @@ fn several_bulk_items_keep_their_order() {
                 options = std::mem::take(&mut options).lend(copy_to_buffer(client.0.0, data));
                 Bulk::placed(data.len())
             };
-            let pair = Pair { first: item(lends & 1 > 0, first), second: item(lends & 2 > 0, second) };
+            let pair = Pair { first: item(lent & 1 > 0, first), second: item(lent & 2 > 0, second) };
             let options = (0..chunks).fold(options, |options, _| options.write_chunk(70_001));
             let response = client.swap_with(&pair, options).expect("a reply");
             let swapped = response.results().expect("a pair");
@@ -125,7 +128,7 @@ fn several_bulk_items_keep_their_order() {
 }
 
 #[test]
-fn a_typed_result_of_an_empty_write_chunk_is_sent_inline() {
+fn a_typed_result_whose_write_chunk_is_empty_is_sent_inline() {
     // The procedure swaps two items. The first Write chunk is empty, so `two` is returned inline. The second Write
     // chunk receives the data of `one` unless the chunk is empty, too.
     let [one, two] = [[be(&[100]), vec![1; 100]].concat(), [be(&[5]), vec![2; 5], vec![0; 3]].concat()];
@@ -202,8 +205,8 @@ fn a_deferred_call_reports_that_its_connection_has_closed() {
     assert!(wait_until(|| call.is_disconnected()));
 }
 
-/// The buffer of a reply may be longer than the declared length, so only a check refuses longer results. In version 1,
-/// the client offers no Reply chunk for longer results.
+/// The buffer of a reply may be longer than the declared length, so the engine has to check the length explicitly. In
+/// version 1, the client offers no Reply chunk for longer results.
 #[test]
 fn results_beyond_the_declared_length_are_refused() {
     with_clients("typed-declared", |client| {
@@ -272,7 +275,7 @@ fn one_way_procedures_run_and_have_no_reply() {
     let mut notes = blobs.notes.lock().expect("no panic").clone();
     notes.sort_unstable();
     assert_eq!(notes, [1, 2]);
-    assert_eq!(world.stats().calls_dropped, 0, "a one-way call without a reply is not dropped");
+    assert_eq!(world.stats().calls_dropped, 0, "one-way calls do not count as dropped");
     let Err(Error::Call(failed)) = v1.note(&1) else { panic!("version 1 has no one-way calls") };
     assert_eq!(failed.error, Defect::NotOneWay.into());
 }

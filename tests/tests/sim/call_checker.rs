@@ -86,8 +86,8 @@ struct Call {
     cancelled: bool,
     /// Whether the limit of calls may have been reached when the call was started.
     may_exceed_limit: bool,
-    /// Whether the link was not open when the call was started.
-    was_closed: bool,
+    /// Whether the connection was not established when the call was started.
+    was_unestablished: bool,
     /// Number of this side's connections that had ended when the call was started.
     ended_before: u64,
     /// The call's chunk memory.
@@ -173,7 +173,7 @@ impl CallChecker {
         if outstanding >= self.workload.depth {
             return;
         }
-        // One of 20 calls that are drawn for a closed link is made.
+        // Calls on a closed link must fail, too, so one of 20 is still made.
         if (!was_open || has_ended) && !self.random.once_in(20) {
             return;
         }
@@ -213,11 +213,12 @@ impl CallChecker {
         let entry = &mut self.links[link];
         entry.outstanding += 1;
         let may_exceed_limit = entry.outstanding + entry.abandoned > entry.guaranteed_calls;
-        let was_closed = !client.is_established(connection);
+        let was_unestablished = !client.is_established(connection);
         let ended_before = client.shard().fabric().ends();
         let id = client.start(connection, call, token);
         let cancelled = false;
-        let call = Call { link, case, id, deadline, cancelled, may_exceed_limit, was_closed, ended_before, buffers };
+        let call =
+            Call { link, case, id, deadline, cancelled, may_exceed_limit, was_unestablished, ended_before, buffers };
         self.calls.insert(token, call);
         self.journal.count("calls", 1);
         true
@@ -297,7 +298,8 @@ impl CallChecker {
         }
     }
 
-    /// Whether a retransmitted call, whose buffers are replaced, may now use the memory of a failed call.
+    /// Whether another call may have exposed the memory of a failed call again, because a retransmission replaces its
+    /// buffers.
     fn may_reuse_memory(&self, client: &mut LocalClient<Device>, hostile: bool) -> bool {
         self.reconnects
             || self.calls.values().any(|call| call.case.may_replace_memory())
@@ -333,7 +335,7 @@ impl CallChecker {
             }
             CallError::Cancelled { .. } => ("calls cancelled", call.cancelled),
             CallError::TooManyCalls { .. } => ("calls beyond the limit", call.may_exceed_limit),
-            CallError::Closed => ("calls on closed connections", call.was_closed || link.closing),
+            CallError::Closed => ("calls on closed connections", call.was_unestablished || link.closing),
             CallError::NoReverse => {
                 ("reverse calls to clients that accept none", link.terms.reverse && !link.has_succeeded)
             }

@@ -16,7 +16,7 @@ use crate::device::{Device, device};
 use crate::forms::Terms;
 use crate::journal::Journal;
 use crate::plan::{self, Plan};
-use crate::probe::Loss;
+use crate::probe::LossCounts;
 use crate::server_shard::describe_receives;
 use crate::service::{Executions, services};
 
@@ -156,7 +156,7 @@ impl Caller {
         while let Ok(call) = self.client.prepare(ECHO, 600) {
             self.hoard.push(call);
         }
-        let (promised, receives) = self.client.shard().fabric().promises();
+        let (promised, receives) = self.client.shard().fabric().promised_and_posted();
         let has_few = promised > 0 && receives < promised + 64;
         self.checker.journal.count("turns with few Receives", u64::from(has_few));
     }
@@ -229,7 +229,7 @@ impl Caller {
     }
 
     /// By group: connections that the peer or the network ended.
-    pub(crate) fn losses(&self) -> Vec<Loss> {
+    pub(crate) fn losses(&self) -> Vec<LossCounts> {
         let probe = self.client.shard().fabric();
         let broken = probe.inner().broken();
         (0..self.plan.groups.len()).map(|group| probe.losses(group, broken)).collect()

@@ -4,6 +4,9 @@ use rpcrdma::wire::{ErrorBody, Flags, HeaderType, Revision, Version, View, ViewB
 
 use crate::journal::Journal;
 
+/// Message type of an RPC reply, the second word of the message (RFC 5531 §9).
+const RPC_REPLY: &[u8] = &[0, 0, 0, 1];
+
 /// State of the census of one connection.
 #[derive(Debug)]
 pub(crate) struct Census {
@@ -32,9 +35,10 @@ impl Census {
         }
         let is_continued = view.flags().contains(Flags::MORE);
         if view.htype() == HeaderType::Nomsg && view.xid() == 0 && !view.has_chunks() {
-            return if self.continued {
-                count("grants between the parts of a message")
-            };
+            if self.continued {
+                count("grants between the parts of a message");
+            }
+            return;
         }
         let was_continued = std::mem::replace(&mut self.continued, is_continued);
         if is_continued {
@@ -42,7 +46,7 @@ impl Census {
         }
         let response = match view.version() {
             Version::V2 => view.flags().contains(Flags::RESPONSE),
-            Version::V1 if view.htype() == HeaderType::Msg => view.payload().get(4..8) == Some(&[0, 0, 0, 1]),
+            Version::V1 if view.htype() == HeaderType::Msg => view.payload().get(4..8) == Some(RPC_REPLY),
             Version::V1 => self.server,
         };
         let mut chunks: Vec<u32> = view.reads().map(|read| read.position).collect();
@@ -64,7 +68,8 @@ impl Census {
                 _ => "Reply chunks returned unused",
             });
         }
-        match (response == self.server, view.version(), view.received()) {
+        let is_forward = response == self.server;
+        match (is_forward, view.version(), view.received()) {
             (true, Version::V2, None) => count("messages with increments"),
             (true, Version::V2, Some(_)) => count("messages with counts"),
             (true, Version::V1, _) => count("messages of version 1"),

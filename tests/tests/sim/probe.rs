@@ -56,13 +56,13 @@ enum End {
     NoReceives,
 }
 
-/// Number of connections that the peer or the network ended.
+/// Numbers of connections that the peer or the network ended.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Loss {
-    /// After they were established.
-    pub(crate) lost: u64,
-    /// Before they were established.
-    pub(crate) missed: u64,
+pub(crate) struct LossCounts {
+    /// Number of connections that ended after they were established.
+    pub(crate) after_established: u64,
+    /// Number of connections that ended before they were established.
+    pub(crate) before_established: u64,
 }
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub(crate) struct Probe<F> {
     /// Address of the hostile server.
     hostile: Option<FabricAddress>,
     records: Vec<QpRecord>,
-    /// Number of Receives posted to the inner fabric.
+    /// Number of Receives that are posted to the inner fabric and have not completed.
     receives: u32,
     /// Private data of connect requests.
     requests: Vec<(RequestId, Vec<u8>)>,
@@ -155,13 +155,13 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
     }
 
     /// Connections to a group that the peer or the network ended, except those in `broken`, which chaos broke here.
-    pub(crate) fn losses(&self, group: usize, broken: &[QpId]) -> Loss {
-        let mut loss = Loss::default();
+    pub(crate) fn losses(&self, group: usize, broken: &[QpId]) -> LossCounts {
+        let mut losses = LossCounts::default();
         let of_group = self.lost.iter().filter(|(qp, qp_group, _)| *qp_group == group && !broken.contains(qp));
         for (_, _, established) in of_group {
-            *if *established { &mut loss.lost } else { &mut loss.missed } += 1;
+            *if *established { &mut losses.after_established } else { &mut losses.before_established } += 1;
         }
-        loss
+        losses
     }
 
     /// Number of established connections that this side destroyed without a disconnect.
@@ -221,19 +221,19 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
 
     /// Describes a request before the post consumes it: the request, the window that it binds, and its message.
     fn describe_request(&self, posting: &Posting) -> (Request, Option<Bound>, Option<Vec<u8>>) {
-        let (opcode, window, mut bound, mut message) = match &posting.wr {
+        let (opcode, window, memory, message) = match &posting.wr {
             WorkRequest::Send { buf, .. } => (Opcode::Send, None, None, Some(buf.to_vec())),
             WorkRequest::Write { .. } => (Opcode::Write, None, None, None),
             WorkRequest::Read { .. } => (Opcode::Read, None, None, None),
             WorkRequest::Bind { window, mem, .. } => (Opcode::Bind, Some(*window), Some(mem), None),
             WorkRequest::LocalInvalidate { window } => (Opcode::LocalInvalidate, Some(*window), None, None),
         };
-        let bound = bound.take().zip(window).map(|(mem, window)| Bound {
+        let bound = memory.zip(window).map(|(mem, window)| Bound {
             window,
             rkey: self.inner.next_rkey(window),
             buffer: (mem.arena(), mem.base_offset()),
         });
-        (Request { opcode, signaled: posting.signaled, window }, bound, message.take())
+        (Request { opcode, signaled: posting.signaled, window }, bound, message)
     }
 
     /// Records a posted request, and checks its exposure or its message.
@@ -268,8 +268,8 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
         record.posted.push_back(request);
     }
 
-    /// Number of messages that all peers together may send, and of posted Receives.
-    pub(crate) fn promises(&self) -> (u32, u32) {
+    /// Returns the number of messages that all peers together may send, and the number of posted Receives.
+    pub(crate) fn promised_and_posted(&self) -> (u32, u32) {
         (self.records.iter().map(|record| record.flow.promised()).sum(), self.receives)
     }
 
@@ -286,10 +286,11 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
         }
     }
 
-    /// Checks that Receives cover the messages that each peer, and all peers together, may send.
+    /// Checks that Receives are large enough, that no peer may send more than `max_credits` messages, and that there is
+    /// a posted Receive for each message that all peers together may send.
     fn check_promises(&mut self) {
         self.check_sizes();
-        let (promised, _) = self.promises();
+        let (promised, _) = self.promised_and_posted();
         let participant = self.journal.participant();
         for QpRecord { qp, flow, .. } in &self.records {
             let (count, max) = (flow.promised(), self.max_credits);
@@ -302,7 +303,7 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
         );
     }
 
-    /// Records a completion, and removes what it proves from the records.
+    /// Records a completion, and removes the requests and windows that it shows to be finished.
     fn record_completion(&mut self, completion: &Completion) {
         let Completion { qp, opcode, status, buf, invalidated, .. } = completion;
         let length = buf.as_ref().map_or(0, |buf| buf.len());

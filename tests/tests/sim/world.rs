@@ -312,9 +312,9 @@ impl World {
 
     fn count_losses(&mut self, caller: &Caller) {
         for group in 0..self.plan.groups.len() {
-            let loss = caller.losses()[group];
-            self.lost[group] += loss.lost;
-            self.missed[group] += loss.missed;
+            let losses = caller.losses()[group];
+            self.lost[group] += losses.after_established;
+            self.missed[group] += losses.before_established;
             self.rejected_calls[group] += caller.checker.rejected_calls[group];
         }
     }

@@ -13,7 +13,7 @@
 //! | `protocol` | the protocol, generated from `blockstore.x` |
 //! | `store` | the file: with O_DIRECT and buffered, or mapped |
 //! | `disk` | I/O of a shard: queue, O_DIRECT, short transfers |
-//! | `sys` | io_uring with the memory of calls, mapping; the only unsafe code |
+//! | `sys` | io_uring on calls' buffers, and file mappings; the only unsafe code |
 //! | `server` | procedures, and the threads that run them |
 //! | `client` | concurrent calls in reused buffers |
 //! | `demo` | a demonstration with a server in a second process |
@@ -76,7 +76,7 @@ enum Io {
     Auto,
     /// io_uring.
     Uring,
-    /// Reads from a mapping (on tmpfs by system calls), and worker threads.
+    /// Shards read from a mapping (on tmpfs by system calls), and worker threads write.
     Threads,
 }
 
@@ -196,7 +196,7 @@ fn main() -> ExitCode {
 
 fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
-    let (first, shards) = program::shards(&options.listen, &options.cores)?;
+    let (first, server_defaults) = program::shards(&options.listen, &options.cores)?;
     // From here on, the signals do not end the process, and the end of this function waits for them.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     if let Some(parent) = options.parent {
@@ -216,13 +216,13 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
         store.map().with_context(|| format!("{shown}"))?;
     } else if !options.buffered {
         match store.open_direct() {
-            // Blocks start at a page, because a block that starts within a page takes one more segment of the device.
+            // Blocks start at a page, because the device's request for any other block has one more segment.
             Ok(()) => align = store.direct().map_or(1, |direct| direct.memory_align.max(PAGE)),
             Err(error) => print_error!("{shown}: no O_DIRECT here ({error:#}): using buffered I/O"),
         }
     }
     let (shard, accept) = config(options, matches, align)?;
-    let mut config = ServerConfig { shard, accept, stats: options.stats.clone(), ..shards };
+    let mut config = ServerConfig { shard, accept, stats: options.stats.clone(), ..server_defaults };
     print_error!("{}", memory_line(&config.shard, config.shards, 0));
     let store = Arc::new(store);
     let (server, engine) = if uring {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Builds packets from 10.0.0.1 to 10.0.0.2.
+/// Builds packets from 10.0.0.1 to 10.0.0.2 or, with `ipv6`, from ::1 to ::.
 struct PacketBuilder {
     queue_pair: u32,
     vlan: bool,
@@ -145,7 +145,7 @@ fn missing_packets_lose_only_their_own_send() {
     assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (1, 2));
 }
 
-/// A packet after a missing one counts once, however often and however late it is retransmitted.
+/// A packet after a missing one counts once while it is remembered, and its count stays when it is forgotten.
 #[test]
 fn packets_after_missing_ones_stay_counted_when_forgotten() {
     let mut reassembler = Reassembler::default();

@@ -14,7 +14,8 @@ pub(super) struct Knob {
     pub(super) option: &'static str,
     /// Its value in `rpcperf` without the option. Empty if it depends on the load.
     default: &'static str,
-    /// Its values. Empty for numbers, whose limits `rpcperf` checks. For `on` and `off`, the option sets `off`.
+    /// Its values. Empty if its values are numbers, whose limits `rpcperf` checks. If they are `on` and `off`, `option`
+    /// takes no value, and sets `off`.
     words: &'static [&'static str],
     /// Whether the client alone cannot change it, because it belongs to the server or both ends must agree.
     pub(super) needs_server: bool,
@@ -44,7 +45,7 @@ pub(super) const KNOBS: &[Knob] = {
     }
 };
 
-/// Default values to try. They include a knob's default, because the start may have another value.
+/// Values to try by default. They include a knob's default, because the settings at the start may differ from it.
 const USUAL: &str = "credits=16,64,256 batch=on,off signal_every=1,16,64 idle=poll,adaptive,event \
                      message_buffers=256,2048 shards=1,2 workers=0,1,2";
 const USUAL_FOR_CALLS: &str = "receive_size=4096,8192 small_buffers=512,4096";
@@ -120,6 +121,7 @@ impl Settings {
     pub(super) fn arguments(&self) -> Vec<String> {
         let set = KNOBS.iter().filter(|knob| self.get(knob.name) != knob.default);
         let words = set.flat_map(|knob| [knob.option.to_owned(), self.get(knob.name).replace('+', ",")]);
+        // The option of a knob with the values `on` and `off` takes no value.
         words.filter(|word| word != "off").collect()
     }
 

@@ -68,7 +68,7 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// # Returns
 /// - 0: the knob is set.
 /// - -EINVAL: the text begins with the knob, and names its value, the valid values, and the other knob if one sets the
-///   limit. For a name of an earlier version, the text has the present name.
+///   limit. For a name of an earlier version, the text has the current name.
 /// - a negative handle code.
 ///
 /// # Safety

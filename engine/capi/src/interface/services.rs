@@ -82,7 +82,7 @@ pub unsafe extern "C" fn rpcrdma_services_add(
 /// # Parameters
 /// - `services`: the services.
 /// - `poll`: runs in each turn, and must not block.
-/// - `descriptor`: returns a descriptor, such as of an io_uring or an eventfd, that wakes a sleeping shard when it is
+/// - `descriptor`: returns a descriptor (such as an io_uring or an eventfd) that wakes a sleeping shard when it is
 ///   readable; -1 if there is none. The shard calls it before each sleep, after a last `poll`. NULL: the task has no
 ///   descriptor. The shard ignores a closed descriptor, and one of a file or directory, which the log then reports.
 /// - `context`: first argument of both functions.

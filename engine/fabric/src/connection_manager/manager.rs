@@ -72,6 +72,8 @@ impl<H: ConnectionHandshake> Dial<H> {
 
 /// Connections of a fabric before they get a queue pair, and after they have lost it. The cost of a pass does not
 /// depend on their number: only sockets with events are read, and the oldest expire first.
+///
+/// The *owner* is the user of the fabric, who polls it, and accepts or rejects connect requests.
 #[derive(Debug)]
 pub(crate) struct ConnectionManager<H: ConnectionHandshake> {
     pub(crate) sockets: Sockets<H::Listener>,
@@ -80,7 +82,8 @@ pub(crate) struct ConnectionManager<H: ConnectionHandshake> {
     unread: VecDeque<Accepted<(OwnedFd, H::Peer)>>,
     /// Incomplete requests of peers, until the handshake's time-out.
     pub(crate) incomplete: DeadlineQueue<IncomingConnection<H>>,
-    /// Complete requests, by their numbers in `incomplete`. They wait for the owner without a time-out.
+    /// Complete requests, by their numbers in `incomplete`. They wait without a time-out until the owner
+    /// accepts or rejects them.
     pub(crate) complete: BTreeMap<u64, IncomingConnection<H>>,
     /// Unanswered connections of this side, until the handshake's time-out.
     dials: DeadlineQueue<Dial<H>>,
@@ -188,8 +191,8 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         [expiry, unread, tick, self.sockets.accept_pause_left()].into_iter().flatten().min()
     }
 
-    /// Accepts connections while fewer than `max_handshakes` requests are unanswered. Others stay in the listener's
-    /// queue, so that a slow owner does not cause refusals.
+    /// Accepts connections while fewer than `max_handshakes` complete requests and unread connections wait. Others stay
+    /// in the listener's queue, so that a slow owner does not cause refusals.
     fn accept(&mut self, fabric: &mut H) {
         let limit = self.limits.max_handshakes;
         let places = limit.saturating_sub(self.complete.len() + self.unread.len()).min(H::ACCEPTS);
@@ -248,8 +251,8 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         }
     }
 
-    /// Reads from a peer. True if its request is now complete, for the owner to answer. Further input ends a complete
-    /// request.
+    /// Reads from a peer. True if its request is now complete, so that the owner can answer it. A complete request is
+    /// dropped if its peer sends more or closes the connection.
     fn read_request(&mut self, id: u64, fabric: &mut H) -> bool {
         let Some(request) = self.incomplete.get_mut(id).or_else(|| self.complete.get_mut(&id)) else { return false };
         let fault = match fabric.read_request(request.socket.as_fd(), &mut request.incoming) {
@@ -278,7 +281,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         false
     }
 
-    /// Takes a complete request, for the owner to accept.
+    /// Takes a complete request that the owner accepts or rejects.
     ///
     /// # Errors
     /// The peer has withdrawn the request.
@@ -334,7 +337,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         self.end_dial(dial, result)
     }
 
-    /// Ends the dial of a queue pair without an answer.
+    /// Ends the dial of a queue pair before the peer has answered.
     pub(super) fn abandon_dial(&mut self, qp: QpId) -> Option<Dialed<H>> {
         let dial = self.dials.remove_oldest(|dial| dial.qp == qp);
         self.end_dial(dial, Err(FabricError::connection_closed("no answer before this side disconnected")))

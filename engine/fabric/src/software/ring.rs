@@ -247,7 +247,7 @@ impl RingConsumer {
         Self { bytes, max_bytes, max_message, longest: longest(bytes).min(max_message), head: 0, reported: 0 }
     }
 
-    /// Whether a correct producer may have written this message header into the ring of the present size.
+    /// Whether a correct producer may have written this message header into a ring of this size.
     #[inline]
     pub(super) fn admits(&self, header: RecordHeader) -> bool {
         header.is_message(self.longest)

@@ -48,7 +48,7 @@ struct Cluster {
     done: Vec<Completion>,
     events: Vec<ControlEvent>,
     sent: u64,
-    _listener: SoftwareListener,
+    listener: SoftwareListener,
 }
 
 fn pool() -> Pool {
@@ -99,7 +99,7 @@ impl Cluster {
             done: Vec::new(),
             events: Vec::new(),
             sent: 0,
-            _listener: listener,
+            listener,
         };
         let c = cluster.client.connect(&cluster.address.clone(), &params()).expect("connect");
         let s = cluster.accept();

@@ -99,7 +99,7 @@ impl CompletionState {
     #[inline]
     fn complete_receive(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
         let mut status = status(done.status);
-        let has_immediate = status.is_ok() && !done.is_message();
+        let has_immediate = status.is_ok() && done.has_immediate();
         if has_immediate {
             status = Status::RemoteInvalidRequest;
         }

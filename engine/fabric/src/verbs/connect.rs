@@ -287,7 +287,7 @@ impl VerbsFabric {
         self.fail_attempt(id, ControlEvent::ConnectFailed { qp: id, error });
     }
 
-    /// Ends a connection attempt and reports it by `event`.
+    /// Ends a connection attempt, and reports this with `event`.
     fn fail_attempt(&mut self, id: QpId, event: ControlEvent) {
         let Some(qp) = self.completion.table.get_mut(id).filter(|qp| qp.state == VerbsQpState::Connecting) else {
             return;

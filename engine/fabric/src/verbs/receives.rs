@@ -40,7 +40,7 @@ impl ReceiveTable {
         self.slots.len() - self.free.len()
     }
 
-    /// Posts Receives from the front of `bufs` as one chain, by `post`. Stops at `limit`, without free entries, or at
+    /// Posts Receives from the front of `bufs` as one chain, with `post`. Stops at `limit`, if no entry is free, or at
     /// unregistered memory. Returns the number of posted Receives.
     #[inline]
     pub(super) fn post(

@@ -450,7 +450,7 @@ impl Connection {
         if partial.response {
             self.reassembly.orphan = Some(partial.xid);
         } else {
-            // No event is queued here, because the event of the present message must come first.
+            // No event is queued here, because the event of the current message must come first.
             let error = ErrorBody::InvalFlag;
             self.outbox.push_error(QueuedMessage::Error { xid: partial.xid, error }, self.inbound.capacity());
             self.count_rejected(&RejectReason::Answered(error));

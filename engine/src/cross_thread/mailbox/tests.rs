@@ -78,7 +78,7 @@ mod real {
             assert!(items.into_iter().eq((0..SENDERS).map(|n| (round, n))));
             assert_eq!(mailbox.busy_rings(), SENDERS);
             (0..IDLE_AFTER).for_each(|_| assert!(poll(&mut mailbox, 64).is_empty()));
-            assert_eq!(mailbox.busy_rings(), ALWAYS_POLLED, "a poll of these costs less than making them idle");
+            assert_eq!(mailbox.busy_rings(), ALWAYS_POLLED, "polling so few costs less than making them idle");
         }
         // The shard sees the close of an idle sender, and its last item, and frees its ring.
         senders[SENDERS - 1].send((3, 0)).unwrap();
@@ -151,6 +151,7 @@ mod real {
                     let mut table = SlotTable::new(8);
                     let mut waiting = std::collections::VecDeque::new();
                     for n in 0..calls {
+                        // Keeps one to four calls outstanding. The call beyond them is dropped without being sent.
                         while let Some((mut ticket, completer)) = table.acquire() {
                             let number = n * 2 + app_id;
                             if waiting.len() > (n % 4) as usize {
@@ -280,7 +281,7 @@ mod model {
         });
     }
 
-    /// A lost item deadlocks the model. The sender stays, because its drop would deliver the items of its send.
+    /// A lost item deadlocks the model. The sender stays alive, because dropping it would deliver the lost item.
     #[test]
     fn loom_a_ring_that_becomes_idle_loses_no_item() {
         make_idle_during_a_send(true);

@@ -302,7 +302,7 @@ mod model {
         });
     }
 
-    /// Drops the ticket, leaves a waiter behind, and reuses the slot immediately.
+    /// Stores a waker, drops the ticket, and reuses the slot immediately.
     #[test]
     fn loom_an_abandoned_slot_is_returned_only_after_both_ends() {
         explore(|| {
@@ -340,7 +340,7 @@ mod model {
             let other_ends = table.acquire().unwrap();
             let value = Counted(Arc::clone(&dropped));
             let shard = thread::spawn(move || completer.complete(value));
-            // Nothing after the ticket's drop orders this thread with the others.
+            // The thread `app` synchronizes with no other after the drop, so the free itself has to synchronize.
             let app = thread::spawn(move || drop(ticket));
             drop(other_ends);
             drop(table);

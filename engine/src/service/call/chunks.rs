@@ -25,7 +25,7 @@ pub(crate) struct ReadArgument {
 #[derive(Debug)]
 pub(crate) struct ReadArguments(pub(super) ArrayVec<ReadArgument, MAX_CHUNKS>);
 
-/// A DDP-eligible argument is in the next chunk if the chunk has its position (RFC 8166 §3.4.5).
+/// A DDP-eligible argument is in the next chunk if that chunk has the argument's position (RFC 8166 §3.4.5).
 impl ReceivedChunks for ReadArguments {
     fn item(&self, _: usize, used: usize, position: usize, _: usize) -> Option<&[u8]> {
         let argument = self.0.get(used).filter(|argument| argument.at as usize == position)?;
@@ -49,7 +49,7 @@ pub(crate) struct LengthMismatch {
 /// A result sent by RDMA Write into a Write chunk.
 #[derive(Debug)]
 pub(crate) struct ResultChunk {
-    /// Bytes of the caller's chunk.
+    /// Bytes of the caller's chunk, at most `declared`.
     pub(super) capacity: u32,
     /// Maximum bytes that the procedure declares for a result.
     declared: u32,
@@ -59,7 +59,7 @@ pub(crate) struct ResultChunk {
     pool: Option<Buf>,
     /// Memory of the handler, sent instead of the pool's.
     shared: Option<Frozen>,
-    /// Whether the address of the pool memory was passed on, so that a device may write there until the call ends.
+    /// Whether the handler has the address of the pool memory, so that a device may write there until the call ends.
     is_exposed: bool,
 }
 
@@ -85,12 +85,12 @@ impl ResultChunk {
         }
     }
 
-    /// Sends at most the first `len` bytes.
+    /// Shortens the result to at most `len` bytes.
     fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Sends these bytes as the result, which has this index.
+    /// Sets the result, which has this index, to these bytes.
     fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         let (needed, room) = (bytes.len(), self.capacity as usize);
         if !self.has_room() {
@@ -136,7 +136,7 @@ impl<'a> Results<'a> {
         self.0.get_mut(index).ok_or(NoResult::no_chunk(index))?.writer(index)
     }
 
-    /// Sends the service's own memory as a result.
+    /// Sets a result to the service's own memory.
     pub(crate) fn share(self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         self.0.get_mut(index).ok_or(NoResult::no_chunk(index))?.share(index, bytes)
     }
@@ -151,16 +151,16 @@ impl<'a> Results<'a> {
         Ok(result.writer(index)?.put(bytes)?)
     }
 
-    /// Sends the first `len` bytes of a chunk.
+    /// Shortens a result to its first `len` bytes.
     ///
     /// # Errors
-    /// The chunk holds fewer bytes; returns their number.
+    /// The result has fewer bytes; returns their number.
     pub(crate) fn send(&mut self, index: usize, len: usize) -> Result<(), usize> {
         let result = self.0.get_mut(index).ok_or(0_usize)?;
         (len <= result.len).then(|| result.truncate(len)).ok_or(result.len)
     }
 
-    /// Sends nothing in the chunks from `index` on.
+    /// Empties the results from `index` on.
     pub(crate) fn clear_from(&mut self, index: usize) {
         self.0.iter_mut().skip(index).for_each(|result| result.truncate(0));
     }
@@ -263,7 +263,7 @@ impl CallChunks {
         !self.results.is_empty() || self.reply.is_some()
     }
 
-    /// The lists that the reply returns.
+    /// Sizes of the lists that the reply returns.
     pub(crate) fn returned(&self) -> ChunkCounts {
         ChunkCounts {
             reads: 0,
@@ -373,7 +373,8 @@ impl CallChunks {
     /// The word of the message in front of an argument.
     fn word_before(&self, index: usize, inline: &[u8]) -> Option<u32> {
         let at = self.arguments.0.get(index)?.at as usize;
-        // The position counts the bytes of preceding chunks, which may have any order here.
+        // The position counts the bytes of the chunks in front of it, which are not in `inline`. A chunk that ends less
+        // than a word in front of the argument leaves no room for a length word.
         let mut end = at;
         for other in self.arguments.0.iter().filter(|other| (other.at as usize) < at) {
             let len = padded(other.buf.as_ref()?.len());
@@ -405,7 +406,7 @@ impl CallChunks {
         self.results.iter().map(|result| result.len).sum()
     }
 
-    /// Limits each result to the declared `max_len` bytes, and allocates pool memory for its room by `alloc`, if any.
+    /// Limits each result to the declared `max_len` bytes. `alloc`, if given, allocates pool memory for each result.
     ///
     /// Returns false if there is not enough memory.
     #[inline]
@@ -437,9 +438,10 @@ impl CallChunks {
         self.results.iter().filter_map(|result| result.shared.as_ref()).map(Frozen::arena)
     }
 
-    /// Takes the results, and the reply for the Reply chunk, for RDMA Writes.
+    /// Passes the results, and the long reply, to `write` for RDMA Writes.
     ///
-    /// `write` gets the segments of each chunk, whose lengths it sets, the memory to send, and the number of bytes.
+    /// For each chunk, `write` gets the segments, the memory to send, and the number of bytes. It must set the lengths
+    /// of the segments.
     /// Returns the bytes of all chunks; `None` if memory cannot be lent.
     #[inline]
     pub(crate) fn write_out(

@@ -87,7 +87,7 @@ impl StoreServer {
         Self::serve_with(&mut Command::new(PROGRAM), file, arguments)
     }
 
-    /// Starts a server by `command`, which runs the program with the arguments that are added.
+    /// Starts a server with `command`, which runs the program with the arguments that are added.
     fn serve_with(command: &mut Command, file: &Path, arguments: &[&str]) -> Self {
         let address = address();
         let mut child = command

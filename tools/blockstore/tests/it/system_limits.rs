@@ -110,7 +110,7 @@ fn command_without(call: libc::c_long) -> Command {
     command
 }
 
-/// Starts a server by `command`, writes and reads some blocks, and stops it. Returns its standard output and its
+/// Starts a server with `command`, writes and reads some blocks, and stops it. Returns its standard output and its
 /// standard error without the line about memory.
 fn serve_some_blocks(command: &mut Command, arguments: &[&str]) -> (String, String) {
     let dir = directory();

@@ -95,30 +95,45 @@ fn random_arguments_do_not_stop_the_server() {
     assert!(nfsd.stop().contains("drained"));
 }
 
+/// A WRITE with its data in a chunk.
+#[derive(Debug)]
+struct ChunkWrite {
+    count: u32,
+    /// Word in front of the data.
+    length: u32,
+    /// Difference of the chunk's position from the correct one.
+    position_error: isize,
+    chunk_bytes: usize,
+    /// Whether the arguments are garbage. Otherwise the operation fails.
+    is_garbage: bool,
+}
+
 #[test]
 fn data_that_does_not_fit_its_count_is_refused() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
     let file = nfs.make(&root, "file");
-    // The count, the length word, the offset of the chunk's position from the right one, the bytes in the chunk, and
-    // whether the arguments are garbage (otherwise, the operation fails).
-    for (count, length, shift, bytes, garbage) in
-        [(100u32, 100u32, 0, 104, true), (100, 100, 0, 96, true), (100, 100, -4, 100, true), (99, 100, 0, 100, false)]
-    {
+    for case in [
+        ChunkWrite { count: 100, length: 100, position_error: 0, chunk_bytes: 104, is_garbage: true },
+        ChunkWrite { count: 100, length: 100, position_error: 0, chunk_bytes: 96, is_garbage: true },
+        ChunkWrite { count: 100, length: 100, position_error: -4, chunk_bytes: 100, is_garbage: true },
+        ChunkWrite { count: 99, length: 100, position_error: 0, chunk_bytes: 100, is_garbage: false },
+    ] {
+        let ChunkWrite { count, length, position_error, chunk_bytes, is_garbage } = case;
         let args = [encode(&file), encode(&0u64), encode(&count), encode(&0u32), encode(&length)].concat();
-        let mut buf = nfs.client.alloc(nfs.client.first(), bytes).unwrap();
-        buf.set_window(0, bytes);
-        buf.copy_from_slice(&pattern(bytes));
+        let mut buf = nfs.client.alloc(nfs.client.first(), chunk_bytes).unwrap();
+        buf.set_window(0, chunk_bytes);
+        buf.copy_from_slice(&pattern(chunk_bytes));
         let mut call = nfs.client.prepare(7, args.len()).unwrap();
         call.args_mut().copy_from_slice(&args);
-        call = call.read_chunk(args.len().checked_add_signed(shift).unwrap(), buf);
+        call = call.read_chunk(args.len().checked_add_signed(position_error).unwrap(), buf);
         match nfs.client.call(call) {
             Err(FailedCall { error: CallError::Refused(Refusal::GarbageArguments), .. }) => {
-                assert!(garbage, "{count} {length} {shift} {bytes}")
+                assert!(is_garbage, "{case:?}")
             }
             Ok(reply) => {
-                assert!(!garbage, "{count} {length} {shift} {bytes}");
+                assert!(!is_garbage, "{case:?}");
                 let result: Write3Res = crate::client::decode(reply.results());
                 assert_eq!(crate::client::status(result.split()), Nfsstat3::ErrInval);
             }

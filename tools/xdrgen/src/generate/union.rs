@@ -12,6 +12,13 @@ use super::names::{Scope, common_prefix};
 use super::types::{Codec, derives};
 use crate::schema::{Case, Field, Name, Type, TypeId, Union};
 
+/// Name of the default variant's field that holds the discriminant. All other fields are named `value`.
+const SWITCH_FIELD: &str = "switch";
+
+/// Bytes that the largest variant may exceed the second largest by before the lint `large_enum_variant` is allowed. The
+/// lint warns from 200 bytes, but sizes are approximate here.
+const UNEVEN_SIZES: usize = 150;
+
 /// A variant of the Rust enum.
 struct Variant<'s> {
     name: Ident,
@@ -27,6 +34,7 @@ struct Variant<'s> {
 }
 
 impl Model {
+    /// Generates the enum of a union, its codec and, if it is a result, its conversions.
     pub(super) fn union(&self, id: TypeId, doc: &TokenStream, union: &Union) -> TokenStream {
         let (xdr, rust, name, facts) =
             (&self.xdr, &self.names[id.0], &self.types[id.0].name.text, self.facts(&Type::Named(id)));
@@ -42,35 +50,36 @@ impl Model {
             variants.push(quote!(#doc #variant #types));
 
             let decode = parts.iter().map(|(held, ty)| match &*held.to_string() {
-                "switch" => quote!(switch),
+                SWITCH_FIELD => quote!(switch),
                 _ => self.decode(ty, &format!("{name}.{what}")),
             });
             let decode = tuple(&decode.collect::<Vec<_>>());
             decodes.push(quote!(#pattern => Ok(Self::#variant #decode)));
 
             let mut fixed = if word.is_some() { 4 } else { 0 };
-            let (mut open, mut len) = (vec![], vec![]);
+            let (mut len_pattern, mut len) = (vec![], vec![]);
             for (name, ty) in parts {
                 if let Some(len) = self.facts(ty).len {
                     fixed += len;
-                    open.push(quote!(_));
+                    len_pattern.push(quote!(_));
                 } else {
                     len.push(self.len(ty, &Value::reference(quote!(#name))));
-                    open.push(quote!(#name));
+                    len_pattern.push(quote!(#name));
                 }
             }
-            let (open, fixed) = (tuple(&open), Literal::usize_unsuffixed(fixed));
-            lens.push(quote!(Self::#variant #open => #fixed #(+ #len)*));
+            let (len_pattern, fixed) = (tuple(&len_pattern), Literal::usize_unsuffixed(fixed));
+            lens.push(quote!(Self::#variant #len_pattern => #fixed #(+ #len)*));
 
             let parts = parts.iter().map(|(name, ty)| self.encode(ty, &Value::reference(quote!(#name))));
             let word = word.iter().map(|word| quote!(encoder.u32(#word)));
             let encode: Vec<_> = word.chain(parts).collect();
-            let open = tuple(&names.iter().map(|name| quote!(#name)).collect::<Vec<_>>());
+            let encode_pattern = tuple(&names.iter().map(|name| quote!(#name)).collect::<Vec<_>>());
             encodes.push(match &encode[..] {
-                [first @ .., last] => quote!(Self::#variant #open => { #(#first?;)* #last }),
+                [first @ .., last] => quote!(Self::#variant #encode_pattern => { #(#first?;)* #last }),
                 [] => quote!(),
             });
         }
+        // The default variant must not hold a discriminant that has a case of its own.
         if let [cases @ .., Variant { name, word: None, .. }] = &all[..] {
             let patterns = cases.iter().map(|case| &case.pattern);
             let held = quote!(Self::#name(#(#patterns)|*, ..));
@@ -91,7 +100,7 @@ impl Model {
         let mut sizes: Vec<usize> = all.iter().map(size).collect();
         sizes.sort_unstable();
         // Large variants are not in a `Box`, because values are views that exist on the stack during one call.
-        let is_uneven = matches!(sizes[..], [.., second, first] if first - second > 150);
+        let is_uneven = matches!(sizes[..], [.., next_largest, largest] if largest - next_largest > UNEVEN_SIZES);
         let lint = is_uneven.then(|| quote!(#[allow(clippy::large_enum_variant, clippy::allow_attributes)]));
         let results = self.result_conversions(id, &life, union, &all);
         quote!(#doc #derives #lint pub enum #rust #life { #(#variants,)* } #codec #results)
@@ -169,7 +178,7 @@ impl Model {
                     }
                     None => basic_case(case, prefix, switch, &mut scope),
                 };
-                let (doc, what) = comment(&arm.field, &case.name.text);
+                let (doc, what) = arm_doc_and_name(&arm.field, &case.name.text);
                 let word = Some(Literal::u32_unsuffixed(case.value as u32));
                 Variant { name, doc, pattern, word, what, parts: parts(&arm.field).collect() }
             })
@@ -177,8 +186,9 @@ impl Model {
         if let Some(default) = &union.default
             && !is_covered
         {
-            let (name, (doc, what)) = (scope.camel("default"), comment(default, "default"));
-            let held = [(format_ident!("switch"), &union.switch.ty)].into_iter().chain(parts(default)).collect();
+            let (name, (doc, what)) = (scope.camel("default"), arm_doc_and_name(default, "default"));
+            let switch_field = (format_ident!("{}", SWITCH_FIELD), &union.switch.ty);
+            let held = [switch_field].into_iter().chain(parts(default)).collect();
             variants.push(Variant { name, doc, pattern: quote!(switch), word: None, what, parts: held });
         }
         (variants, is_covered || union.default.is_some())
@@ -199,6 +209,6 @@ fn basic_case(case: &Case, prefix: usize, switch: &Type, scope: &mut Scope) -> (
 }
 
 /// Documentation and name of an arm.
-fn comment<'s>(arm: &'s Option<Field>, text: &str) -> (TokenStream, &'s str) {
+fn arm_doc_and_name<'s>(arm: &'s Option<Field>, text: &str) -> (TokenStream, &'s str) {
     arm.as_ref().map_or((docs(&Name::new("", 0..0), text), ""), |field| (docs(&field.name, text), &field.name.text))
 }

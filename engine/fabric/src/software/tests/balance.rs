@@ -13,7 +13,7 @@ fn requests(fabric: &mut SoftwareFabric) -> usize {
 fn a_connection_goes_to_the_fabric_with_the_fewest_connections() {
     let mut cluster = Cluster::new("balance");
     let mut other = open();
-    other.listen(&cluster._listener).expect("listen");
+    other.listen(&cluster.listener).expect("listen");
     let address = cluster.address.clone();
     let mut connect = || cluster.client.connect(&address, &params()).expect("connect");
     connect();
@@ -26,7 +26,7 @@ fn a_connection_goes_to_the_fabric_with_the_fewest_connections() {
     );
     let last = connect();
     assert_eq!(requests(&mut cluster.server), 0);
-    // The last connection was handed to the other fabric, which ends before it polls.
+    // The last connection was handed to the other fabric, which stops listening before it polls.
     other.unlisten();
     assert_eq!(requests(&mut cluster.server), 1, "the connection is handed back");
     cluster.client.destroy_qp(last);

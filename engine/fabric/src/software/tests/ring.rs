@@ -29,7 +29,7 @@ fn invalid_record_headers_end_the_connection() {
     }
 }
 
-/// Headers of records that are longer than the present ring, though the two sides have agreed on such messages. The
+/// Headers of records that are longer than the current ring, though the two sides have agreed on such messages. The
 /// Receive of such a record has held another client's message before, which no peer may see.
 #[test]
 fn records_longer_than_the_ring_expose_no_other_bytes() {

@@ -53,11 +53,11 @@ impl Deref for WorkCompletion {
 }
 
 impl WorkCompletion {
-    /// Whether a successful Receive holds a message. An RDMA Write with immediate data also consumes a Receive, but
-    /// writes nothing to it, and the completion has the length of the Write.
+    /// Whether a successful Receive has immediate data, from a Send or an RDMA Write. Such a Write consumes a Receive,
+    /// but writes nothing to it, and the completion has the length of the Write.
     #[inline]
-    pub(crate) fn is_message(&self) -> bool {
-        self.opcode == ibv_wc_opcode::IBV_WC_RECV && self.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0
+    pub(crate) fn has_immediate(&self) -> bool {
+        self.opcode != ibv_wc_opcode::IBV_WC_RECV || self.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0
     }
 
     /// The invalidated key, if the flags say that there is one.
