@@ -18,9 +18,9 @@
 //! completed. With `add`, a call has two numbers, and the reply has their sum, encoded and decoded by hand; `typed`
 //! uses `rpcrdma::typed` instead. With `checked`, messages are not decoded by their layout (`debug.decode_by_layout`).
 //!
-//! With `snapshots`, there are CONNECTIONS connections, of which one makes the calls, and all calls are timed. After
-//! each EVERY calls the shard takes a snapshot of its statistics with all connections, as for each reader of
-//! `ServerConfig::stats`. `--toggle-collect='*server_snapshot*'` counts the snapshots alone.
+//! With `snapshots`, one of CONNECTIONS connections makes the calls, and all calls are timed. After each EVERY calls
+//! the shard takes a snapshot of its statistics with all connections, as for each reader of `ServerConfig::stats`.
+//! `--toggle-collect='*server_snapshot*'` counts the snapshots alone.
 //!
 //! With `active`, the calls, without chunks, go to CONNECTIONS connections in turn. With more connections than fit the
 //! caches, this shows which memory each call fetches, and where:

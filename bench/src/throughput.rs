@@ -8,7 +8,7 @@ use crate::progress::Progress;
 use crate::stop;
 use crate::target::{IDLE_POLLS, Length, QuietTime, Target, abandonment_error};
 
-/// Shortest slice of the peak rate.
+/// Minimum interval over which the peak rate is measured.
 const SLICE_NS: u64 = 10_000_000;
 /// Operations per clock reading, unless a poll completes more.
 const CLOCK_READ_EVERY: u64 = 64;
@@ -62,7 +62,7 @@ pub(crate) fn measure(
             }
             progress.tick(now, length.share(done, elapsed), done);
         } else if idle_polls >= IDLE_POLLS || stop::is_requested() {
-            // The last completion was at `elapsed`, or shortly before it.
+            // `quiet` counts from the last clock reading with completions.
             idle_polls = 0;
             let now = clock.ns() - origin;
             if length.abandons(quiet.add_until(now), now) {
@@ -91,23 +91,31 @@ fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> u64 {
     }
 }
 
+/// Completions up to a clock reading, and its time in nanoseconds.
+#[derive(Clone, Copy, Default)]
+struct Sample {
+    done: u64,
+    ns: u64,
+}
+
 /// Counts and times between the first clock reading and the last.
 #[derive(Default)]
 struct RateMeter {
-    first: Option<(u64, u64)>,
-    slice: (u64, u64),
-    last: (u64, u64),
+    first: Option<Sample>,
+    /// Start of the current interval of the peak rate.
+    slice: Sample,
+    last: Sample,
     peak: f64,
 }
 
 impl RateMeter {
     fn record(&mut self, done: u64, ns: u64) {
+        self.last = Sample { done, ns };
         if self.first.is_none() {
-            self.first = Some((done, ns));
-            self.slice = (done, ns);
+            self.first = Some(self.last);
+            self.slice = self.last;
         }
-        self.last = (done, ns);
-        if ns - self.slice.1 >= SLICE_NS {
+        if ns - self.slice.ns >= SLICE_NS {
             self.peak = self.peak.max(rate(self.slice, self.last));
             self.slice = self.last;
         }
@@ -116,19 +124,19 @@ impl RateMeter {
     /// The peak equals the average in runs shorter than a slice.
     fn total(&self) -> Option<Figures> {
         let first = self.first?;
-        let operations = self.last.0 - first.0;
-        if operations == 0 || self.last.1 == first.1 {
+        let operations = self.last.done - first.done;
+        if operations == 0 || self.last.ns == first.ns {
             return None;
         }
         let per_second = rate(first, self.last);
-        let seconds = (self.last.1 - first.1) as f64 / 1e9;
+        let seconds = (self.last.ns - first.ns) as f64 / 1e9;
         let peak = Some(self.peak.max(per_second));
         Some(Figures { operations, seconds, per_second: Some(per_second), peak, samples: None, broken: None })
     }
 }
 
-fn rate(from: (u64, u64), to: (u64, u64)) -> f64 {
-    (to.0 - from.0) as f64 * 1e9 / (to.1 - from.1) as f64
+fn rate(from: Sample, to: Sample) -> f64 {
+    (to.done - from.done) as f64 * 1e9 / (to.ns - from.ns) as f64
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ static int is_full_of(const unsigned char *data, size_t len, unsigned char value
     return data[0] == value && !memcmp(data, data + 1, len - 1);
 }
 
-// A handler that keeps the chunks of the first KEPT calls, of which there are more than pages.
+// A handler that keeps the chunks of the first KEPT calls. KEPT exceeds the number of pages.
 static int keep_chunk(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
                       size_t *results_len) {
     (void)context, (void)args, (void)args_len, (void)results, (void)results_len;

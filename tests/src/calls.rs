@@ -31,8 +31,8 @@ pub trait Calls {
 
     /// Prepares a call with these arguments and chunks.
     ///
-    /// After the arguments follows a Read chunk of each length in `sent`, with the pattern of its index. `room` has the
-    /// lengths of the Write chunks.
+    /// Adds a Read chunk for each length in `sent`, filled with the pattern of its index, at the position after the
+    /// arguments and earlier chunks; and a Write chunk for each length in `room`.
     fn prepare_chunked_call(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall;
 
     /// Starts a call.

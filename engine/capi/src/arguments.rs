@@ -69,7 +69,7 @@ pub(crate) unsafe fn store<T>(place: *mut T, value: T) {
     }
 }
 
-/// Stores a struct, of which the caller knows `size` bytes, unless `place` is null.
+/// Stores a struct for a caller that knows `size` bytes of it, unless `place` is null.
 ///
 /// The caller may be compiled against another version: fields that the caller does not know are left out, and fields
 /// that only the caller knows are set to 0.

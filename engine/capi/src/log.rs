@@ -1,5 +1,5 @@
-#![expect(unsafe_code, reason = "the log's function is of C")]
-//! The log, passed to a function.
+#![expect(unsafe_code, reason = "calls the application's C log function")]
+//! Logger that passes lines to the application's function.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ pub(crate) struct LogSink {
 
 impl LogSink {
     /// # Safety
-    /// Any thread may call `function` with `context`.
+    /// Any thread may call `function` with `context`, also concurrently.
     pub(crate) unsafe fn new(function: LogFunction, context: *mut c_void) -> Self {
         Self { function, context }
     }
@@ -28,7 +28,7 @@ impl LogSink {
 
 // SAFETY: the caller of `new` guarantees that any thread may call the function.
 unsafe impl Send for LogSink {}
-// SAFETY: any thread may call the function, also at the same time as others.
+// SAFETY: the caller of `new` guarantees that threads may call the function concurrently.
 unsafe impl Sync for LogSink {}
 
 impl Log for LogSink {

@@ -30,8 +30,8 @@ with_defaults! {
         pub max_calls: usize = 32,
         /// Calls in the reverse direction that this client accepts.
         pub reverse: ReverseSupport = ReverseSupport::None,
-        /// Whether a pure grant waits until half the credit limit is unreported. Another message may carry the credits
-        /// meanwhile. If false, each received message is reported immediately.
+        /// Whether a pure grant waits until received messages have used half the credit limit since the last grant.
+        /// Another message may carry the credits meanwhile. If false, each received message is reported immediately.
         pub coalesce_grants: bool = true,
         /// Start of the XIDs. It should differ from connection to connection.
         pub xid_seed: u32 = 0,
@@ -41,7 +41,8 @@ with_defaults! {
         pub longest_send: usize = 4096,
         /// Whether characteristics may change while connected (version 2), if the peer agrees.
         pub optional_operations: bool = false,
-        /// Receive sizes that the peer may request, minimum and maximum. The owner then applies them.
+        /// Receive sizes that the peer may request, minimum and maximum. The connection's owner then resizes the
+        /// Receives.
         pub receive_sizes: Option<(usize, usize)> = None,
         /// Longest segment that this end handles, in bytes.
         pub segment_size: u32 = 1 << 20,

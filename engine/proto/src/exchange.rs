@@ -138,8 +138,10 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An end with the values of `local`, of which `constant` never change. Other properties are ignored. Queues
-    /// INITXCH.
+    /// Creates an end with the values of `local`, and queues INITXCH.
+    ///
+    /// The values in `constant` never change. Windowed credits, OPTIONAL support and host authentication are not
+    /// characteristics, so they are ignored.
     pub fn new(revision: Revision, local: &Properties<'static>, constant: &[PropertyId]) -> Self {
         Self {
             revision,
@@ -220,6 +222,7 @@ impl Exchange {
     /// Processes an error that the peer reported with this XID. True if it concerned an operation of this end.
     pub fn failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
         let request = self.request.take_if(|(expected, _)| *expected == xid);
+        // INITXCH and UPDXCH have XID 0.
         let is_own = request.is_some() || (xid == 0 && *error == ErrorBody::InvalHtype);
         for wanted in request.into_iter().flat_map(|(_, wanted)| wanted) {
             self.events.push_back(CharacteristicEvent::Answer { wanted, outcome: ChangeOutcome::Rejected });
@@ -318,6 +321,7 @@ impl Exchange {
     /// UPDXCH (XC §4.4).
     fn handle_update(&mut self, now: Characteristic, clears_pending: bool) {
         let id = now.id();
+        // A characteristic that the peer never stated may not change.
         let is_constant = self.peer_constant.contains(&id) || !self.peer_stated.contains(&id);
         let changed = self.adopt(now);
         self.unexpected += u64::from(is_constant && changed);
@@ -410,12 +414,13 @@ impl Exchange {
         true
     }
 
-    /// Announces a new value of this end, unless already announced. It replaces an unsent update of the same value.
+    /// Announces a new value of this end, unless already announced. It replaces an unsent one of the same kind.
     ///
     /// A reduction (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) must be
     /// announced first, and take effect when the peer has read the announcement, because messages under way may rely on
-    /// the old value. An increase must be in effect before it is announced (XC §3.1). For values about this end's sends
-    /// the order is reversed.
+    /// the old value. An increase must be in effect before it is announced (XC §3.1). The order is reversed for
+    /// [`Characteristic::SendSize`], which limits what this end sends: a reduction must be in effect before it is
+    /// announced, and an increase announced before it takes effect.
     ///
     /// # Errors
     /// The change was not announced.

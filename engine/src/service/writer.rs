@@ -19,7 +19,7 @@ use crate::proto::{HandlerFailure, Refusal};
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
-    /// Set when the handler gets the address of `room`, so that the memory must stay. `None` if it always stays.
+    /// Set by `as_mut_ptr`: from then on, the memory must not be replaced. `None` for memory that is never replaced.
     is_exposed: Option<&'a mut bool>,
     /// Index of the Write chunk, and the maximum bytes that the procedure declares for it.
     chunk: Option<(u32, u32)>,
@@ -131,7 +131,8 @@ impl<'a> ResultWriter<'a> {
     /// The device or system call writes up to [`room`](Self::room) bytes there, and [`advance`](Self::advance) counts
     /// them. The memory is uninitialized. It stays in place until the call is answered or dropped, even while a
     /// [`DeferredCall`](super::DeferredCall) waits, and even if [other memory](super::ServerCall::set_result) is sent
-    /// in its place. The memory must not be accessed during a method of the call that returns its bytes.
+    /// in its place. No device or system call may write there while the application uses a slice of these bytes that a
+    /// method of the call returns.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         if let Some(is_exposed) = &mut self.is_exposed {

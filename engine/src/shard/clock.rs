@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Turns between two clock readings.
-const TURNS: u32 = 16;
+const TURNS_PER_READING: u32 = 16;
 /// Idle turns between two clock readings, of a shard that its owner polls, perhaps rarely.
-const IDLE_TURNS: u32 = 2;
+const IDLE_TURNS_PER_READING: u32 = 2;
 
 /// Simulated time for the shards of a thread.
 ///
@@ -33,7 +33,7 @@ impl SimulatedTime {
     }
 }
 
-/// Nanoseconds without a turn after which a shard counts as blocked: a second.
+/// Nanoseconds between two measurements, for up to [`TURNS_PER_READING`] turns, after which a shard counts as blocked.
 const BLOCKED: u64 = 1_000_000_000;
 
 /// Nanoseconds since the shard's creation.
@@ -46,11 +46,11 @@ pub(super) struct Clock {
     /// Turns to the next reading.
     turns_left: u32,
     /// Maximum turns to the next reading after an idle turn.
-    idle: u32,
+    max_idle_turns: u32,
     /// The last measurement: at the start of a turn, or before or after a sleep.
     measured_at: u64,
     /// The longest time between two measurements, without sleeps.
-    longest: u64,
+    longest_interval: u64,
 }
 
 impl Clock {
@@ -59,10 +59,10 @@ impl Clock {
             began: Instant::now(),
             simulated: None,
             now: 0,
-            turns_left: TURNS,
-            idle: IDLE_TURNS,
+            turns_left: TURNS_PER_READING,
+            max_idle_turns: IDLE_TURNS_PER_READING,
             measured_at: 0,
-            longest: 0,
+            longest_interval: 0,
         }
     }
 
@@ -72,7 +72,7 @@ impl Clock {
 
     /// Reads the clock less often in idle turns, because a shard on its own thread runs its turns in close succession.
     pub(super) fn read_rarely_when_idle(&mut self) {
-        self.idle = TURNS;
+        self.max_idle_turns = TURNS_PER_READING;
         self.end_sleep();
     }
 
@@ -80,7 +80,7 @@ impl Clock {
     #[inline]
     pub(super) fn measure(&mut self) {
         let now = self.read();
-        self.longest = self.longest.max(now.saturating_sub(self.measured_at));
+        self.longest_interval = self.longest_interval.max(now.saturating_sub(self.measured_at));
         self.measured_at = now;
     }
 
@@ -94,11 +94,11 @@ impl Clock {
         self.measured_at
     }
 
-    /// Longest time without a turn since the last call, in nanoseconds, if it was a second or more. `None` for a shard
-    /// that its owner polls, perhaps rarely.
+    /// Longest time between two measurements since the last call, in nanoseconds, if it was a second or more. `None`
+    /// for a shard that its owner polls, perhaps rarely.
     pub(super) fn take_blocked(&mut self) -> Option<u64> {
-        let longest = std::mem::take(&mut self.longest);
-        (self.idle == TURNS && longest >= BLOCKED).then_some(longest)
+        let longest = std::mem::take(&mut self.longest_interval);
+        (self.max_idle_turns == TURNS_PER_READING && longest >= BLOCKED).then_some(longest)
     }
 
     /// Starts a turn; reads the clock in some of them.
@@ -106,7 +106,7 @@ impl Clock {
     pub(super) fn begin_turn(&mut self) {
         self.turns_left -= 1;
         if self.turns_left == 0 {
-            self.turns_left = TURNS;
+            self.turns_left = TURNS_PER_READING;
             self.measure();
         }
     }
@@ -114,10 +114,10 @@ impl Clock {
     /// Ends a turn without work.
     #[inline]
     pub(super) fn end_idle_turn(&mut self) {
-        self.turns_left = self.turns_left.min(self.idle);
+        self.turns_left = self.turns_left.min(self.max_idle_turns);
     }
 
-    /// The time of the last reading, which was at most [`TURNS`] turns ago.
+    /// The time of the last reading, which was at most [`TURNS_PER_READING`] turns ago.
     #[inline]
     pub(super) fn last_read(&self) -> u64 {
         self.now
@@ -211,7 +211,7 @@ impl Schedule {
         self.next = self.next.min(time);
     }
 
-    /// The next timer; 0 if the control plane is due.
+    /// The next timer; 0 if a control-plane run was requested, or has never run.
     pub(super) fn next(&self) -> u64 {
         if self.control_due == 0 { 0 } else { self.next }
     }
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn time_without_turns_is_reported_once_and_sleep_does_not_count() {
         let time = SimulatedTime::new();
-        let turns = |clock: &mut Clock| (0..TURNS).for_each(|_| clock.begin_turn());
+        let turns = |clock: &mut Clock| (0..TURNS_PER_READING).for_each(|_| clock.begin_turn());
         let mut polled = Clock::simulated(&time);
         time.advance(Duration::from_secs(5));
         turns(&mut polled);

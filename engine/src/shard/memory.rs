@@ -29,9 +29,9 @@ pub(super) struct SizedPool {
 /// Sizes of a shard's Receives. They [change](super::characteristics) while calls run.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveSizes {
-    /// Lower bound of all Receives, announced to new peers.
+    /// Lower bound of the message size of all Receives, announced to new peers.
     pub(super) announced: usize,
-    /// Size of new Receives.
+    /// Message size of new Receives.
     pub(super) filled: usize,
     /// Memory of the current size, unless that is the configured one.
     pub(super) current: Option<SizedPool>,
@@ -41,7 +41,8 @@ pub(super) struct ReceiveSizes {
     pub(super) posted: u64,
     /// Buffer bytes of a new Receive.
     pub(super) capacity: usize,
-    /// Buffer bytes of a Receive of the configured size. Longer buffers have other uses, too.
+    /// Buffer bytes of a Receive of the configured size. Longer buffers also serve calls, so they do not count as
+    /// Receives.
     pub(super) configured_capacity: usize,
 }
 
@@ -94,8 +95,9 @@ impl ShardMemory {
         })
     }
 
-    /// Takes buffers for Receives, up to the reserved number and the margin; `spared` of the reserved ones are not
-    /// needed. Receives that are not needed leave longer buffers, and half of `message_buffers`, to calls.
+    /// Takes buffers for Receives, up to the reserved number, the overcommit, and the margin; `spared` of the reserved
+    /// ones are not needed. Beyond the needed ones, takes only buffers of a Receive's size, and leaves half of
+    /// `message_buffers` free for calls.
     #[inline]
     pub(super) fn take_receives(&mut self, spared: u32) {
         self.sizes.pools().for_each(|pool| _ = pool.drain_remote());
@@ -146,13 +148,14 @@ impl ShardMemory {
         self.buffers.knob_of(len)
     }
 
-    /// The longest buffer for a reply of `len` bytes, even of a size that calls wait for.
+    /// Bytes of the longest buffer that a reply of `len` bytes may take, even if calls wait for buffers of that size.
     pub(super) fn longest_suitable(&self, len: usize) -> usize {
         self.buffers.longest_for_reply(len)
     }
 
-    /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves longer buffers to bulk data,
-    /// because otherwise users with many unanswered calls would hold all of them.
+    /// Bytes of the longest buffer that a reply of `len` bytes may take, below the withheld sizes. A reply that fits a
+    /// message leaves longer buffers to bulk data, because otherwise users with many unanswered calls would hold all of
+    /// them.
     #[inline(always)]
     pub(super) fn longest_for_reply(&self, len: usize) -> usize {
         self.buffers.longest_for_reply(len).min(self.longest_for(len))
@@ -186,7 +189,7 @@ impl ShardMemory {
         !self.withheld_sizes.is_empty()
     }
 
-    /// The longest buffer for `len` bytes whose size is not withheld.
+    /// Bytes of the longest buffer that `len` bytes may take, below the withheld sizes.
     #[inline(always)]
     pub(super) fn longest_for(&self, len: usize) -> usize {
         if self.has_withheld_sizes() { self.longest_not_withheld(len) } else { usize::MAX }

@@ -8,7 +8,7 @@ use crate::config::POLL_BATCH;
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
 
-/// Prefetch distances of a connection, and of its tables, in completions.
+/// Indices of the remaining completions whose connection, or its tables, are prefetched.
 const FAR_AHEAD: usize = 3;
 const AHEAD: usize = 1;
 
@@ -21,7 +21,8 @@ const TRANSMIT_BATCH: usize = 64;
 impl<F: Fabric> Shard<F> {
     /// Runs one turn, with bounded work; returns true after work.
     ///
-    /// The turn never blocks. Apart from the fabric's polls, it makes system calls only when the control plane is due.
+    /// The turn never blocks. Apart from the fabric's work and wake-ups of other threads, it makes system calls only
+    /// when the control plane is due.
     ///
     /// A failure ends only its connection; the later steps run for all others.
     #[inline]
@@ -84,7 +85,7 @@ impl<F: Fabric> Shard<F> {
         if self.cx.schedule.take_control_due(now, self.cx.config.poll.control_interval) {
             self.control();
         }
-        // 6. Post Receives and free buffers.
+        // 6. Post Receives, reclaim remotely freed buffers, and resume work that waits for memory.
         if self.cx.memory.receives.is_low() {
             self.cx.refill();
         }
@@ -186,8 +187,8 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Schedules the output of a connection after its completions of this turn. The connection sends in step 4, or at
-    /// once if `only_one`, which means that the turn had no other completion.
+    /// Schedules the output of a connection after its completions of this turn. Output that has no header yet waits for
+    /// step 4. Prepared Sends are posted immediately if `only_one`, which means that the turn had no other completion.
     #[inline(always)]
     fn schedule_output(&mut self, conn: &mut Conn, only_one: bool) {
         self.cx.check_receives(conn);
@@ -229,7 +230,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Close reason for a failed work request. A flushed request results from an event of the control plane.
+    /// Close reason for a failed work request. For a flushed one, it is that of the disconnect event, if there is one.
     #[cold]
     fn failure_reason(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
         if status == Status::Flushed
@@ -345,6 +346,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Sends a message that is only a header. If there is no buffer, returns false, and the message stays queued.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing) -> bool {
+        // The header ends at the end of the buffer's first `end` bytes.
         let end = if let Outgoing::Control { room } = out { room } else { Outgoing::SHORT };
         let Some(mut buf) = self.cx.memory.alloc(end) else {
             self.cx.park_for_buffer(conn);
@@ -408,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_without_a_buffer_retries_when_one_is_freed() {
+    fn a_parked_connection_sends_when_it_is_retried_with_a_free_buffer() {
         let (mut shard, _time, held) = starved_shard();
         drop(held);
         shard.cx.retry_parked();

@@ -25,9 +25,9 @@ await grep -q 'port 1 is down' /run/server
 bring_link_up
 assert_server_works "the link down and up, without outstanding calls"
 
-# The other client connects before the cable has routes, so its packets stay within the device. soft-RoCE blocks for a
-# second or more when it destroys a queue pair whose packets a dead link still holds. That blocks the shard, possibly
-# several times during one call.
+# The cable is the veth pair v0 and v1. The other client connects before addresses are routed over the cable, so its
+# packets stay within the device. Its time-out is 20 s, because soft-RoCE blocks the shard, possibly several times
+# during one call: for a second or more when it destroys a queue pair whose packets a dead link still holds.
 "$RPCRDMA" ping -c 100000 -i 0.1 -W 20 $at 0x20525046 5 >/run/other 2>&1 &
 other=$!
 count_answers() { wc -l </run/other; }

@@ -56,7 +56,7 @@ struct Cli {
     /// soft:NAME.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:nfs3d")]
     listen: Vec<Address>,
-    /// TCP port of MOUNT; 0 selects a free port. MOUNT serves 64 connections, of which a host gets 16, and evicts the
+    /// TCP port of MOUNT; 0 selects a free port. MOUNT serves 64 connections, at most 16 per host, and evicts the
     /// least recently used one for a new one. It closes a connection after 30 s without a call, or when a call takes
     /// 5 s. Paths have at most 1024 bytes. The list of mounts has at most 1024 entries.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]

@@ -241,7 +241,7 @@ mod tests {
         let help = crate::daemon::command_line().render_long_help().to_string();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         for limit in [
-            format!("MOUNT serves {MAX_CONNECTIONS} connections, of which a host gets {MAX_PER_HOST}"),
+            format!("MOUNT serves {MAX_CONNECTIONS} connections, at most {MAX_PER_HOST} per host"),
             format!("after {} s without a call, or when a call takes {} s", IDLE.as_secs(), CALL_TIME.as_secs()),
             format!("Paths have at most {MNTPATHLEN} bytes"),
             format!("The list of mounts has at most {MOUNTS} entries"),

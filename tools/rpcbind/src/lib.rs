@@ -58,7 +58,7 @@ pub enum RpcbindError {
     /// The program is not registered.
     #[expect(missing_docs, reason = "named in the message")]
     #[error(
-        "rpcbind at {host} has no program {} version {version} over {netid} (`rpcinfo -p {host}`; start the server, or give \
+        "rpcbind at {host} has no program {} version {version} over {netid} (`rpcinfo {host}`; start the server, or give \
          its port)", ProgramNumber(*.program)
     )]
     Unknown { host: IpAddr, program: u32, version: u32, netid: &'static str },

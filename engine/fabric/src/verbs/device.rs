@@ -94,7 +94,8 @@ pub(super) fn ports() -> Vec<DevicePort> {
     ports_in(Path::new(SYSFS))
 }
 
-/// Local addresses of active RoCE v2 ports, except link-local ones. Addresses of other links are not in the GIDs.
+/// Local addresses of active RoCE v2 ports, except link-local ones. InfiniBand GIDs contain no IP addresses, and
+/// RoCE v1 is not routable.
 pub(super) fn addresses(ports: &[DevicePort]) -> Vec<IpAddr> {
     let active = ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
     active.filter(|gid| gid.is_routable_roce() && !gid.is_link_local()).map(Gid::ip).collect()
@@ -162,7 +163,7 @@ pub(super) fn choose(
     address: Option<IpAddr>,
     gid_index: Option<u32>,
 ) -> Result<Choice, FabricError> {
-    // A named device with its own GID needs no address.
+    // An explicit device and GID index determine the local address, so `address` is ignored.
     let (port, gid) = choose_port(ports, name, address.filter(|_| name.is_none() || gid_index.is_none()))?;
     let failed = |why: String| {
         let call = format!("choosing GID {} of {} port {}", gid_index.unwrap_or(0), port.device, port.number);
@@ -180,8 +181,7 @@ pub(super) fn choose(
             }
             Some(gid) if !gid.is_routable_roce() => {
                 return failed(format!(
-                    "{gid} is not of RoCE v2, so it cannot be chosen: without a GID index, the connection manager \
-                     chooses"
+                    "{gid} is not a RoCE v2 GID; omit the GID index to let the connection manager choose"
                 ));
             }
             chosen => chosen,
@@ -197,19 +197,19 @@ fn choose_port<'a>(
     name: Option<&str>,
     address: Option<IpAddr>,
 ) -> Result<(&'a DevicePort, Option<&'a Gid>), FabricError> {
-    let (iwarp, named): (Vec<&DevicePort>, Vec<&DevicePort>) =
+    let (iwarp, candidates): (Vec<&DevicePort>, Vec<&DevicePort>) =
         ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).partition(|port| port.is_iwarp);
-    if let Some(port) = iwarp.first().filter(|_| named.is_empty()) {
+    if let Some(port) = iwarp.first().filter(|_| candidates.is_empty()) {
         return Err(FabricError::unsupported_iwarp(&port.device));
     }
     let failed = |why: String| {
         let detail = format!("{why}; available: {}", describe_ports(ports));
         Err(FabricError::no_device("choosing an RDMA device", detail))
     };
-    if named.is_empty() {
+    if candidates.is_empty() {
         return failed(name.map_or("no device found".to_owned(), |name| format!("no device named {name:?}")));
     }
-    let active: Vec<&DevicePort> = named.iter().copied().filter(|port| port.is_active).collect();
+    let active: Vec<&DevicePort> = candidates.iter().copied().filter(|port| port.is_active).collect();
     let Some(&first) = active.first() else {
         return failed(
             "no port is active: check the cable, and set the interface up (`ip link set NETDEV up`)".to_owned(),
@@ -225,7 +225,8 @@ fn choose_port<'a>(
     if let Some(&(port, gid)) = matching.first() {
         if port.link_layer == "Ethernet" && !gid.is_routable_roce() {
             return failed(format!(
-                "{address} is only a GID of {:?}, which is not routable: set RoCE v2 (`cma_roce_mode -d {} -m 2`)",
+                "{address} is only a GID of {:?}, which is not routable: the driver or firmware of {} must provide a \
+                 RoCE v2 GID for it",
                 gid.kind, port.device
             ));
         }
@@ -255,7 +256,7 @@ pub(super) fn describe_ports(ports: &[DevicePort]) -> String {
 /// Receiver-not-ready (RNR) events of a port. 0 if the device does not count them.
 pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
     let directory: PathBuf = [SYSFS, device, "ports", &port.to_string(), "hw_counters"].iter().collect();
-    // These are counters of rxe, of mlx4 and mlx5, of bnxt_re, and of irdma.
+    // rxe has `send_rnr_err`, mlx5 has `out_of_buffer`, and other drivers have one of the other names.
     ["send_rnr_err", "out_of_buffer", "rnr_naks_sent", "rnr_sent"]
         .iter()
         .filter_map(|name| read_text(&directory.join(name)).parse::<u64>().ok())
@@ -336,7 +337,7 @@ mod tests {
             let choice = choose(&three_ports(), name, address, Some(2)).expect("a device");
             assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.ip().to_string())), (device, Some(ip.into())));
         }
-        for (index, why) in [(0, "is link-local"), (1, "is not of RoCE v2"), (3, "the port has no GID")] {
+        for (index, why) in [(0, "is link-local"), (1, "is not a RoCE v2 GID"), (3, "the port has no GID")] {
             let text = choose(&three_ports(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
             assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active"), "{text}");
         }
@@ -367,7 +368,7 @@ mod tests {
         assert!(text.contains("lists no RDMA devices") && text.contains("modprobe rdma_rxe"), "{text}");
         let old = vec![port("mlx5_0", true, vec![gid(0, "::ffff:10.0.0.1", "IB/RoCE v1")])];
         let text = choose(&old, None, Some("10.0.0.1".parse().expect("an address")), None).expect_err("v1").to_string();
-        assert!(text.contains("cma_roce_mode"), "{text}");
+        assert!(text.contains("firmware of mlx5_0 must provide a RoCE v2 GID"), "{text}");
     }
 
     #[test]

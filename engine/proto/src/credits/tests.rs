@@ -1,6 +1,6 @@
 use super::*;
 
-/// Sends a message, with room for the whole credit limit.
+/// Sends a message while Receives for the whole credit limit are available.
 fn send(credits: &mut Credits) -> CreditWords {
     let window = credits.credit_limit();
     credits.on_send(true, Some(window))
@@ -68,7 +68,7 @@ fn calls_in_progress_keep_their_receives_when_the_limit_shrinks() {
         credits.set_credit_limit(4);
         let peer_credits = credits.peer_credits();
         assert_eq!(credits.reserve(taken), taken + peer_credits + 1, "{credit_mode:?}");
-        assert_eq!(credits.spared(taken, 0), taken, "{credit_mode:?}: messages that may still arrive need the others");
+        assert_eq!(credits.spared(taken, 0), taken, "{credit_mode:?}: unused credits and the pure grant need the rest");
         assert_eq!((credits.reserve(0), credits.spared(0, 4)), (5, 0), "{credit_mode:?}: after the calls");
     }
 }

@@ -31,7 +31,7 @@ pub(super) enum QueuedOperation {
 }
 
 impl QueuedOperation {
-    /// Encodes the operation with the values of this end in `local`, of which those in `constant` never change.
+    /// Encodes the operation with the values of this end in `local`; those in `constant` never change.
     ///
     /// `None` for an update of a characteristic that `revision` does not have.
     pub(super) fn encode(

@@ -187,7 +187,8 @@ impl Flags {
         Flags(self.0 & !other.0)
     }
 
-    /// Flags that this revision does not define. A responder answers them with INVAL_FLAG.
+    /// Flags that this revision does not define. A responder answers them with INVAL_FLAG, or INVAL_HTYPE in
+    /// [`Revision::Cel09`].
     #[inline]
     pub const fn unknown(self, revision: Revision) -> Flags {
         self.without(revision.known_flags())

@@ -294,7 +294,8 @@ with_defaults! {
 }
 
 impl<'a> Properties<'a> {
-    /// The values of `set`. Unknown properties are ignored. Checked sets have no repeated property.
+    /// The values of `set`. Unknown properties are ignored. The last of repeated properties counts, but
+    /// [`PropertySet::parse`] refuses repeated ones.
     pub fn from_set(set: &PropertySet<'a>, revision: Revision) -> Result<Properties<'a>, BadXdr> {
         let mut properties = Properties::default();
         for property in set.iter() {

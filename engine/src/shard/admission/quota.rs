@@ -3,8 +3,8 @@
 //! # Buffers
 //!
 //! Quotas of the pool apply while buffers are scarce. When fewer than a quarter of the suitable buffers are free, each
-//! connection may hold buffers for only one call, or for 1/64 of the buffers if that is more. Below an eighth, that
-//! limit applies to all connections of a host together, so that reconnecting gains nothing.
+//! connection may hold buffers for only one call per 64 buffers of that size, but for at least one. At an eighth or
+//! less, that limit applies to all connections of a host together, so that reconnecting gains nothing.
 //!
 //! Held memory is counted in calls: those that run, and those whose replies the device has not completed. For chunk
 //! buffers only calls with chunks count, because a call without chunks holds none of them, however long it runs.
@@ -13,9 +13,10 @@
 //!
 //! A call with workers, or with a handler that replies later, keeps its Receive and its buffers until it returns, even
 //! if its connection has closed; then it is an *orphan*. Orphans count, because otherwise a peer could hold all
-//! Receives by reconnecting. An owner is a host or, without addresses, a process. All connections of an owner, open and
-//! closed, may together have only as many pending calls as they leave Receives to others: the first owner at most half,
-//! the next one half of the rest. Further calls wait, and end with their connections.
+//! Receives by reconnecting. The owner of pending calls (`OwnerCalls`) is a host or, without addresses, a process. It
+//! has the calls of all its connections, open and closed, and may add one only while it has fewer than the limit leaves
+//! free. So the first owner gets at most half of the limit, and the next one half of the rest. Further calls wait, and
+//! end with their connections.
 //!
 //! # RDMA Reads and Writes
 //!
@@ -40,10 +41,10 @@ use crate::shard::memory::ShardMemory;
 
 /// While buffers are scarce, an owner may have one call for this many of them, but at least one.
 const QUOTA_DIVISOR: usize = 64;
-/// Buffers are scarce when fewer than one in this many are free, and scarce for hosts at half that number.
+/// Buffers are scarce when fewer than one in this many are free, and scarce for hosts at half that share or less.
 const SCARCE_DIVISOR: usize = 4;
 
-/// Owner of a quota: a host or, without addresses, a connection.
+/// Owner of a quota of buffers: a host or, without addresses, a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::shard) enum QuotaOwner {
     Host(IpAddr),
@@ -62,7 +63,8 @@ pub(super) fn is_scarce(free: usize, count: usize) -> bool {
     free * SCARCE_DIVISOR < count
 }
 
-/// Whether so few buffers are free that hosts have quotas. False if there are too few buffers for an eighth.
+/// Whether so few buffers are free that hosts have quotas. False with fewer than 8 buffers, because an eighth is
+/// less than one.
 pub(in crate::shard) fn is_scarce_for_hosts(free: usize, count: usize) -> bool {
     count >= 2 * SCARCE_DIVISOR && free * 2 * SCARCE_DIVISOR <= count
 }
@@ -72,7 +74,7 @@ pub(super) fn quota(count: usize) -> usize {
     (count / QUOTA_DIVISOR).max(1)
 }
 
-/// Whether the smallest buffers for `len` bytes are still plentiful before the last of `count` allocations.
+/// Whether the smallest buffers for `len` bytes are still plentiful after `count - 1` of them are allocated.
 #[inline]
 pub(super) fn is_plentiful(memory: &ShardMemory, len: usize, count: usize) -> bool {
     let (free, fitting) = memory.pool.first_room(len);
@@ -82,6 +84,7 @@ pub(super) fn is_plentiful(memory: &ShardMemory, len: usize, count: usize) -> bo
 /// Whether a buffer for `len` bytes needs no check of quotas, if `free` of `count` suitable ones are free.
 #[inline]
 pub(in crate::shard) fn leaves_plenty(memory: &ShardMemory, len: usize, (free, count): (usize, usize)) -> bool {
+    // The first check implies the second one, and is cheaper.
     !is_scarce(free, count) || !is_scarce(free, memory.unposted(len, count))
 }
 

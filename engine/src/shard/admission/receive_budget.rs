@@ -105,7 +105,7 @@ impl ReceiveBudget {
         (self.reserved + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
-    /// Buffers missing for the reserved Receives, if `spared` of them, except for a few, are not needed.
+    /// Buffers missing for the reserved Receives, if `spared` less [`RECEIVE_LOW_WATER`] of them are not needed.
     pub(in crate::shard) fn needed_without(&self, spared: u32) -> usize {
         self.reserved
             .min((self.reserved + RECEIVE_LOW_WATER).saturating_sub(spared as usize))

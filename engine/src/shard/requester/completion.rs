@@ -307,7 +307,7 @@ impl Requester {
         }
     }
 
-    /// Gives waiting calls a form for the terms of the new connection.
+    /// Retransmits waiting calls, in forms that the terms of the new connection allow.
     #[cold]
     pub(crate) fn resume<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         for call in conn.proto.calls().queued() {

@@ -164,7 +164,7 @@ pub(super) fn still_fits<F: Fabric>(
     if memory.is_some() { make_room(cx, conn, message, &chunks) } else { Ok(()) }
 }
 
-/// Gives a kept call a form for its retransmission; returns its message.
+/// Chooses the form of a kept call for its retransmission; returns its message.
 ///
 /// # Errors
 /// The call cannot be sent.

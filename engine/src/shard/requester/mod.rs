@@ -1,7 +1,7 @@
 //! Engine of this side's calls: the requester (RFC 8166 §2.1).
 //!
-//! The requester gives each call a form, exposes its memory, sends it, matches its reply, and ends it. This file holds
-//! the engine, and the start of a call up to its Send.
+//! The requester chooses the form of each call (inline, with chunks, or long), exposes its memory, sends it, matches
+//! its reply, and ends it. This file holds the engine, and the start of a call up to its Send.
 //!
 //! | file | holds |
 //! |---|---|
@@ -76,7 +76,7 @@ pub(super) struct Requester {
     done: Vec<CompletedCall>,
     /// Chunk lists of the current call.
     lists: ChunkLists,
-    /// Copies of replies in memory that their peer may still reach; created at first use.
+    /// Pool for copies of replies whose original memory the peer can still write; created at first use.
     copies: Option<Pool>,
     uncollected: UncollectedReplies,
     /// Refused calls, with the times and connections of their retransmission.
@@ -157,10 +157,12 @@ impl Requester {
         (target, started, max_reply): (CompletionTarget, Option<u64>, usize),
     ) -> Option<CallId> {
         cx.check_receives(conn);
-        // In the rare case of an error, its cause is looked up again, because here it would occupy registers.
+        // An error is not taken from the result but looked up again, because it would occupy registers in usual calls.
         let Ok(StartedCall { id: call, may_send }) = conn.proto.start_call(token, deadline, procedure, true) else {
             return self.fail_call(cx, target, token, conn.proto.calls().start_error().into());
         };
+        // A polled call that is sent and not timed needs none of these: `free_slot` has reset the target and the start,
+        // and only calls that wait or are kept for a retransmission use `max_reply`.
         if !may_send || started.is_some() || !matches!(target, CompletionTarget::Polled) {
             let slot = conn.calls.slot(&conn.proto, call);
             (slot.target, slot.started, slot.max_reply) = (target, started, max_reply);
@@ -179,7 +181,7 @@ impl Requester {
         Some(call)
     }
 
-    /// Starts a call that needs a form, is kept, or is one-way.
+    /// Starts a call that uses chunks or a long message, may be retransmitted, or is one-way.
     #[inline(never)]
     fn start_formed<F: Fabric>(
         &mut self,
@@ -190,7 +192,7 @@ impl Requester {
         (deadline, started): (u64, Option<u64>),
     ) -> Option<CallId> {
         cx.check_receives(conn);
-        // A call on a lost connection gets its form after the reconnect.
+        // The form of a call on a lost connection is chosen after the reconnect.
         let reconnecting = conn.is_reconnecting() && !one_way;
         let formed = if reconnecting { Ok(()) } else { form_new(cx, conn, &mut request, one_way) };
         let CallRequest { message, memory, max_reply, token, target, procedure, .. } = request;
@@ -294,7 +296,7 @@ impl Requester {
         (call, exposure): (CallId, Option<u32>),
         (mut rest, whole, header): (Buf, (usize, usize), usize),
     ) {
-        // For a retransmission the message itself is kept, if there is memory for a copy of its rest.
+        // The message itself is kept for a retransmission, and a copy of its rest is sent, if there is memory for it.
         if conn.proto.calls().is_under_way(call)
             && let Some(last) = cx.memory.copy_with(header.max(HEADROOM_CHUNKS), &rest)
         {
@@ -405,7 +407,7 @@ impl Requester {
     }
 }
 
-/// Gives a new call its form.
+/// Chooses the form of a new call: inline, with chunks, or long.
 ///
 /// # Errors
 /// The call cannot start.
@@ -417,11 +419,12 @@ fn form_new<F: Fabric>(
     one_way: bool,
 ) -> Result<(), CallError> {
     let CallRequest { message, memory, max_reply, .. } = request;
-    // A draining connection has no inline calls. It makes calls only while it serves some whose handlers may call back.
+    // On a draining connection `inline_call` is 0, so other connections need only this cheap test. A draining
+    // connection still accepts calls while it serves some, because their handlers may call back.
     if conn.calls.inline_call == 0 && conn.stage() == Stage::Draining && conn.proto.inbound().is_empty() {
         return Err(CallError::Closed);
     }
-    // A chunk would have to be revoked, which only a reply triggers.
+    // A chunk would have to be revoked, which only a reply triggers, and in version 1 only a reply returns the credit.
     if one_way && (memory.is_some() || conn.proto.terms().version == Version::V1) {
         return Err(Defect::NotOneWay.into());
     }

@@ -149,8 +149,9 @@ impl ResponderFixture {
         std::iter::from_fn(|| self.cx.memory.pool.alloc(1)).collect()
     }
 
-    /// Allocates all buffers that a reply could use, like an application that keeps them.
-    fn keep_pool(&self) -> Vec<Frozen> {
+    /// Allocates and freezes all buffers that a reply could use. Frozen buffers are not expected back, so calls that
+    /// need them are unservable.
+    fn freeze_pool(&self) -> Vec<Frozen> {
         self.empty_pool().into_iter().map(Buf::freeze).collect()
     }
 }
@@ -223,13 +224,13 @@ fn deferred_calls_return_once_and_waiting_ones_follow() {
     drop(taken.next().expect("the first"));
     assert_eq!(fixture.responder.collect(&mut fixture.cx), 2);
     assert_eq!((fixture.cx.stats.calls_dropped, fixture.cx.stats.calls_failed), (1, 1));
-    // The shard collects other deferred calls when it answers one immediately.
     let mut conn = fixture.cx.conns.take_slot(0).expect("present");
     assert_eq!(fixture.take_sent_xids(&mut conn), [2, 1], "in the order of their return");
     fixture.held.try_iter().for_each(|call| call.answer(Ok(())));
     fixture.serve(&mut conn, 5, DEFERRED);
     assert_eq!(conn.served.not_handed_over.len(), 1, "two calls are deferred until the shard collects them");
     fixture.cx.conns.insert(conn);
+    // The shard collects calls 3 and 4, and then call 5, which is deferred in their place.
     while fixture.responder.collect(&mut fixture.cx) > 0 {
         fixture.held.try_iter().for_each(|call| call.answer(Ok(())));
     }
@@ -474,13 +475,13 @@ fn an_unservable_call_is_refused_after_a_second() {
     let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());
     fixture.cx.clock = Clock::simulated(&time);
     let (mut closing, mut open) = (open_conn(0, true), open_conn(1, true));
-    let _kept = fixture.keep_pool();
+    let _kept = fixture.freeze_pool();
     fixture.serve_in_spare(&mut closing, 1);
     fixture.cx.conns.insert(closing);
     fixture.responder.continue_waiting(&mut fixture.cx);
     let mut closing = fixture.cx.conns.take_slot(0).expect("present");
     fixture.responder.end_connection_calls(&mut fixture.cx, &mut closing);
-    let _kept_later = fixture.keep_pool();
+    let _kept_later = fixture.freeze_pool();
     time.advance(Duration::from_secs(10));
     fixture.serve_in_spare(&mut open, 2);
     let _kept_spares: Vec<_> = fixture.spare.drain(..).map(Buf::freeze).collect();
@@ -502,7 +503,7 @@ fn unservable_calls_of_a_connection_are_refused_in_the_same_second() {
     fixture.cx.clock = Clock::simulated(&time);
     let mut conn = open_conn(0, true);
     let calls: Vec<_> = (1..=4).map(|xid| fixture.bulk_call(&mut conn, xid, 1)).collect();
-    let _kept = fixture.keep_pool();
+    let _kept = fixture.freeze_pool();
     calls.into_iter().for_each(|call| fixture.responder.start(&mut fixture.cx, &mut conn, call));
     fixture.cx.conns.insert(conn);
     let mut pass = |millis| {
@@ -540,7 +541,7 @@ fn short_replies_do_not_use_bulk_memory() {
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 1);
 }
 
-/// Deferred calls hold reply buffers, so that some are likely to be freed.
+/// A deferred call holds a reply buffer, which it will free, so a waiting call is not refused.
 #[test]
 fn bulk_calls_without_a_reply_buffer_wait_for_deferred_calls() {
     let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());

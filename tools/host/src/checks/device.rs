@@ -209,8 +209,9 @@ fn gid(context: &CheckContext) -> Result<Verdict, ReadError> {
         // The driver determines the RoCE versions of a port.
         Some(found) if found.1.kind.is_some() => {
             let fix = format!(
-                "# the port has no RoCE version 2 GID for the address, which its driver or firmware provides: `rdma link show {}`",
-                found.0.name
+                "# the port lacks a RoCE version 2 GID for the address; its driver or firmware must provide it: see \
+                 {}/gid_attrs/types",
+                found.0.path
             );
             Ok(Verdict::fault(Status::Warning, show(found), fix))
         }

@@ -115,13 +115,14 @@ impl Model {
             let fixed = Literal::usize_unsuffixed(fixed);
             lens.insert(0, quote!(#fixed));
         }
-        let (mut encode, mut last) = (Vec::new(), quote!(Ok(())));
+        // The encoding of the last field is the tail expression; all others get a `?`.
+        let (mut encode, mut tail) = (Vec::new(), quote!(Ok(())));
         for FieldRun { at, fields: run, words } in self.field_runs(fields, |facts| facts.writes_words) {
             if let [field] = run {
-                last = self.encode(&field.ty, &value(&idents[at]));
+                tail = self.encode(&field.ty, &value(&idents[at]));
                 if at + 1 < fields.len() {
-                    encode.push(quote!(#last?;));
-                    last = quote!(Ok(()));
+                    encode.push(quote!(#tail?;));
+                    tail = quote!(Ok(()));
                 }
             } else {
                 let (mut values, count) = (Vec::new(), Literal::usize_unsuffixed(words));
@@ -131,22 +132,23 @@ impl Model {
                 encode.push(quote!(encoder.words::<#count>([#(#values),*])?;));
             }
         }
-        let encode = quote!(#(#encode)* #last);
+        let encode = quote!(#(#encode)* #tail);
         Codec { decode, len: quote!(#(#lens)+*), encode, parts: fields.len() }
     }
 
     fn enum_item(&self, id: TypeId, doc: &TokenStream, values: &[Constant]) -> TokenStream {
         let rust = &self.names[id.0];
         let idents = self.variants(values);
-        let (mut variants, mut numbers, mut names, mut texts, mut others) = (vec![], vec![], vec![], vec![], vec![]);
+        let (mut variants, mut numbers, mut names, mut texts, mut aliases) = (vec![], vec![], vec![], vec![], vec![]);
         let (mut firsts, mut scope) = (HashMap::new(), Scope::default());
         idents.iter().for_each(|name| _ = scope.declare(name.to_string()));
         for (value, name) in values.iter().zip(&idents) {
             let (number, doc) = (Literal::i128_unsuffixed(value.value), docs(&value.name, &value.name.text));
             let first = *firsts.entry(value.value).or_insert(name);
+            // A repeated number cannot be a variant, so it becomes a constant.
             if first != name {
                 let name = scope.shouty(&name.to_string());
-                others.push(quote!(#doc pub const #name: Self = Self::#first;));
+                aliases.push(quote!(#doc pub const #name: Self = Self::#first;));
                 continue;
             }
             let default = (value.value == 0).then(|| quote!(#[default]));
@@ -177,7 +179,7 @@ impl Model {
                 #(#variants,)*
             }
             impl #rust {
-                #(#others)*
+                #(#aliases)*
 
                 /// Name in the specification.
                 #[must_use]

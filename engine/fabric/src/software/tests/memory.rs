@@ -3,7 +3,7 @@
 use super::super::region::{ExposedMemory, Region, Regions};
 use super::*;
 
-/// Each region is a mapping, of which the process has a limited number.
+/// Each region is a mapping, and the number of mappings of a process is limited.
 #[test]
 fn a_connection_gets_a_share_of_the_mappings_of_the_process() {
     const MAX_MAPPINGS: usize = 64;

@@ -89,7 +89,7 @@ pub(super) const FAULTS: &[Fault] = &[
             m.file(&format!("{PORT}/gid_attrs/types/2"), "IB/RoCE v1\n");
         },
         Warning,
-        "rdma link show mlx5_0/1",
+        "ports/1/gid_attrs/types",
     ),
     unfixable(
         "gid",
