@@ -107,6 +107,9 @@ pub struct IwarpFabric {
     /// Queue pairs with unconsumed bytes, because a Receive or room for completions is missing. Epoll does not report
     /// them.
     unread: VecDeque<u32>,
+    /// Index of the event with which the next poll of the epoll set begins. Epoll reports ready sockets in the same order
+    /// each time, so the last ones would starve while the first ones fill the room for completions.
+    first_event: usize,
     /// Whether the next poll covers all queue pairs.
     polls_all: bool,
     capabilities: Capabilities,
@@ -144,6 +147,7 @@ impl IwarpFabric {
             table: QpTable::default(),
             hot: VecDeque::new(),
             unread: VecDeque::new(),
+            first_event: 0,
             polls_all: false,
             capabilities,
         })
@@ -187,9 +191,11 @@ impl IwarpFabric {
         let Ok((ready, _)) = epoll::wait(&self.common.sockets, &mut space, Some(&now)) else { return };
         let stats = &mut self.common.shared.stats;
         *(if ready.is_empty() { &mut stats.empty_system_calls } else { &mut stats.system_calls }) += 1;
-        for event in ready {
+        let first = self.first_event % ready.len().max(1);
+        for (at, event) in (first..).zip(ready[first..].iter().chain(&ready[..first])) {
             if out.len() >= end {
                 // Epoll reports the remaining events again.
+                self.first_event = at;
                 return;
             }
             let slot = event.data.u64() as u32;
@@ -201,16 +207,19 @@ impl IwarpFabric {
         }
     }
 
-    /// Polls connections with unconsumed bytes.
+    /// Polls connections with unconsumed bytes until there is no room for completions.
     #[cold]
     fn poll_unread(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.unread.len() {
+            if out.len() >= end {
+                return;
+            }
             let Some(slot) = self.unread.pop_front() else { return };
             let Some(qp) = self.table.get_by_slot_mut(slot) else { continue };
             qp.unread = false;
             // Without a Receive a poll would only count a retry. An `rnr_retry` of 7 allows any number of them.
             let is_polled = !qp.is_live() || !qp.stalled || qp.rdmap.rnr_retry < ConnectParams::UNLIMITED_RNR_RETRY;
-            if out.len() < end && (is_polled || qp.rdmap.has_receive(&self.common.shared)) {
+            if is_polled || qp.rdmap.has_receive(&self.common.shared) {
                 self.poll_qp(slot, out, end);
             } else {
                 self.mark_unread(slot);
@@ -363,7 +372,8 @@ impl Fabric for IwarpFabric {
         }
         self.common.polls += 1;
         if !self.unread.is_empty() {
-            self.poll_unread(out, end);
+            // The rest of the room is left to the other connections.
+            self.poll_unread(out, start.saturating_add(max.div_ceil(2)));
         }
         let has_many_hot = self.hot.len() > MAX_DIRECTLY_READ;
         let polls_idle = self.table.len() > self.hot.len() && self.common.polls.is_multiple_of(IDLE_POLL_INTERVAL);

@@ -688,3 +688,42 @@ fn later_polls_return_the_completions_that_exceed_a_full_poll() {
         server.close();
     }
 }
+
+/// Connections of which each poll leaves input, or of which epoll reports more than a poll has room for, take turns.
+#[test]
+fn a_message_arrives_soon_while_other_connections_fill_each_poll() {
+    const ROOM: usize = 8;
+    let mut server = Server::new(IwarpFabricConfig::default());
+    let mut flooders: Vec<_> = (0..16).map(|_| server.establish(false).0).collect();
+    let (mut witness, witness_qp) = server.establish(false);
+    // A turn's share of segments ends within these messages.
+    let cut = |msn: u32| {
+        let segment = move |at: u32| fpdu(SEND, at == 84, untagged(0, msn, at), &[7; 4], false);
+        (0..88).step_by(4).flat_map(segment)
+    };
+    let messages: Vec<u8> = (1..=60).flat_map(cut).collect();
+    for flooder in &mut flooders {
+        flooder.send(&messages);
+    }
+    let arrives_after = |server: &mut Server| {
+        for polls in 1..1000 {
+            let mut receives: Vec<Buf> = (0..ROOM).map_while(|_| server.pool.alloc(4096)).collect();
+            server.fabric.post_recv(None, &mut receives);
+            drop(receives);
+            server.fabric.poll_cq(&mut server.done, ROOM);
+            if server.done.drain(..).any(|completion| completion.qp == witness_qp) {
+                return polls;
+            }
+        }
+        panic!("the message of the witness does not arrive")
+    };
+    witness.send(&fpdu(SEND, true, untagged(0, 1, 0), b"early", false));
+    let polls = arrives_after(&mut server);
+    assert!(polls < 40, "{polls} polls");
+    for msn in 2..5 {
+        witness.send(&fpdu(SEND, true, untagged(0, msn, 0), b"while others have unread input", false));
+        let polls = arrives_after(&mut server);
+        assert!(polls < 40, "{polls} polls");
+    }
+    server.close();
+}
