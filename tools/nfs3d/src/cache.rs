@@ -87,13 +87,11 @@ impl NodeCache {
         }
     }
 
-    /// Closes a removed file.
-    pub(crate) fn remove(&self, ino: u64) {
+    /// Removes the nodes of a removed file. Dropping them closes the file, which takes time if it is large.
+    #[must_use]
+    pub(crate) fn remove(&self, ino: u64) -> [Option<Arc<Node>>; 3] {
         let mut all = lock(&self.generations);
-        let removed = (all.young.remove(&ino), all.old.remove(&ino), all.kept.remove(&ino));
-        // The lock is released first, because closing the last descriptor of a large file takes time.
-        drop(all);
-        drop(removed);
+        [all.young.remove(&ino), all.old.remove(&ino), all.kept.remove(&ino).map(|kept| kept.node)]
     }
 
     /// Drops nodes that were not used since the rotation before the last.

@@ -1,6 +1,7 @@
 //! CREATE, MKDIR, MKNOD.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::nfs::{Call, HandlerResult};
 use crate::nfs3::nfs_v3::{Create, Mkdir, Mknod};
 use crate::nfs3::*;
 use crate::node::Node;
-use crate::remove::{forget_removed, name_stat};
+use crate::remove::{RemovedFile, name_stat};
 use crate::status::Outcome;
 
 impl Call<'_> {
@@ -56,7 +57,22 @@ impl Call<'_> {
     where
         P: for<'a> Signature<Results<'a> = Create3Res<'a>>,
     {
+        self.create_name_and(entry, answer, |_| Ok(()), run)
+    }
+
+    /// Creates a name in a directory, runs `finish` without the directory's lock, and sends the results.
+    fn create_name_and<P>(
+        &self,
+        entry: Diropargs3<'_>,
+        answer: ReplySender<'_, P>,
+        finish: impl FnOnce(&Node) -> Outcome<()>,
+        run: impl FnOnce(&Node, &[u8]) -> Outcome<Arc<Node>>,
+    ) -> HandlerResult
+    where
+        P: for<'a> Signature<Results<'a> = Create3Res<'a>>,
+    {
         let (created, dir_wcc) = self.update_dir(entry, Nfsstat3::ErrExist, run);
+        let created = created.and_then(|node| finish(&node).map(|()| node));
         let done = created.as_ref().map(|node| {
             let (obj, obj_attributes) = (Some(node.handle()), attr::post_op_attr(node));
             Create3Resok { obj, obj_attributes, dir_wcc }
@@ -100,15 +116,23 @@ impl Call<'_> {
     fn discard(&self, dir: &Node, name: &[u8], created: &Stat) {
         let is_dir = FileType::from_raw_mode(created.st_mode) == FileType::Directory;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let is_same_file =
-            name_stat(dir, name).is_some_and(|now| (now.st_dev, now.st_ino) == (created.st_dev, created.st_ino));
-        if is_same_file && self.user.run_as(|| unlinkat(dir.fd(), name, flags)).is_ok() {
-            forget_removed(self.export, (dir, name), Some(created));
+        let is_same = |now: &RemovedFile| (now.stat.st_dev, now.stat.st_ino) == (created.st_dev, created.st_ino);
+        let Some(file) = RemovedFile::find(dir, name).filter(is_same) else { return };
+        if self.user.run_as(|| unlinkat(dir.fd(), name, flags)).is_ok() {
+            file.forget(self.export, (dir, name));
         }
     }
 
     pub(crate) fn create(&self, args: Create3Args<'_>, answer: ReplySender<'_, Create>) -> HandlerResult {
-        self.create_name(args.r#where, answer, |dir, name| {
+        let existing_size = Cell::new(None);
+        let set_existing_size = |node: &Node| match existing_size.take() {
+            Some(size) => {
+                NewAttributes { size: Some(size), ..NewAttributes::default() }.apply(node, &self.user)?;
+                self.export.sync_change(node)
+            }
+            None => Ok(()),
+        };
+        self.create_name_and(args.r#where, answer, set_existing_size, |dir, name| {
             let (new, must_be_new) = match &args.how {
                 Createhow3::Exclusive(verifier) => return self.create_exclusive(dir, name, verifier),
                 Createhow3::Guarded(new) => (new, true),
@@ -118,7 +142,13 @@ impl Call<'_> {
             match self.make_file(dir, name, new.initial_mode()) {
                 // The creation has set the mode.
                 Ok(file) => self.complete_creation_with(dir, name, &NewAttributes { mode: None, ..new }, Some(file)),
-                Err(Errno::EXIST) if !must_be_new => self.reuse_existing(dir, name, new.size),
+                // Of the attributes, only the size applies.
+                Err(Errno::EXIST) if !must_be_new => {
+                    let (node, _) = self.export.look_up(dir, name, &self.user)?;
+                    node.check_regular().map_err(|_| Nfsstat3::ErrExist)?;
+                    existing_size.set(new.size);
+                    Ok(node)
+                }
                 Err(error) => Err(error.into()),
             }
         })
@@ -127,17 +157,6 @@ impl Call<'_> {
     fn make_file(&self, dir: &Node, name: &[u8], mode: Mode) -> io::Result<OwnedFd> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         self.user.run_as(|| openat(dir.fd(), name, flags, mode))
-    }
-
-    /// Handles an unchecked CREATE of an existing file: only the size applies.
-    fn reuse_existing(&self, dir: &Node, name: &[u8], size: SetSize3) -> Outcome<Arc<Node>> {
-        let (node, _) = self.export.look_up(dir, name, &self.user)?;
-        node.check_regular().map_err(|_| Nfsstat3::ErrExist)?;
-        if size.is_some() {
-            NewAttributes { size, ..NewAttributes::default() }.apply(&node, &self.user)?;
-            self.export.sync_change(&node)?;
-        }
-        Ok(node)
     }
 
     /// Handles an exclusive CREATE. An existing file with the client's verifier is the result of an earlier attempt.
