@@ -47,7 +47,7 @@ Examples:
 
 Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
 pub struct Args {
-    /// Address of the server: soft:NAME, iwarp:HOST[:PORT], or verbs:HOST[:PORT] in builds with the feature verbs
+    /// Address of the server: soft:NAME, iwarp:HOST:PORT, or verbs:HOST:PORT (feature verbs); the port is optional
     pub address: Address,
 
     /// Program number, decimal or 0x…

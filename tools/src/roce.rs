@@ -1,6 +1,6 @@
 //! Reassembles Sends from RoCEv2 packets: UDP port 4791, then InfiniBand's transport headers.
 //!
-//! [`Reassembler::packet`] takes packets as captured and returns each Send once, complete, without padding and
+//! [`Reassembler::read_packet`] takes packets as captured and returns each Send once, complete, without padding and
 //! checksum. The packet sequence number (PSN) identifies retransmitted packets. A missing packet loses only its own
 //! Send: [`Reassembler::unfinished`] counts incomplete Sends, and [`Reassembler::unplaced`] counts packets after a
 //! missing one.
