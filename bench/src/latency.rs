@@ -128,7 +128,7 @@ mod tests {
         assert!(out.operations > 0 && out.operations < fake.started);
         let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 }, None);
         let Err(Failure::Run(text)) = none else { panic!("{none:?}") };
-        assert!(text.contains("within the time that counts; use a longer -D or a smaller -f"), "{text}");
+        assert!(text.contains("within the measured time; use a longer -D or a smaller -f"), "{text}");
     }
 
     #[test]

@@ -176,7 +176,7 @@ mod tests {
         assert!(fake.begun.is_empty());
         let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 });
         let Err(Failure::Run(text)) = none else { panic!("{none:?}") };
-        assert!(text.contains("within the time that counts; use a larger -n or -D, or a smaller -f"), "{text}");
+        assert!(text.contains("within the measured time; use a larger -n or -D, or a smaller -f"), "{text}");
     }
 
     #[test]

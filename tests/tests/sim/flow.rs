@@ -83,6 +83,11 @@ impl FlowControl {
         }
     }
 
+    /// Whether the peer is hostile.
+    pub(crate) fn is_hostile(&self) -> bool {
+        self.hostile
+    }
+
     /// Counts a sent message.
     ///
     /// # Errors
