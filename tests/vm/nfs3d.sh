@@ -4,7 +4,7 @@
 # The server exports /srv/nfs3d, a file system in memory, at $ours (see peers.sh), RDMA port 20049. MOUNT is at TCP port
 # 20148. The server's output is in /run/nfs3d.
 source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
-program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
+find_program NFS3D nfs3d "cargo build -p rpcrdma-nfs3d --features verbs"
 nfs3d=$NFS3D
 
 modprobe -a rpcrdma nfsv3

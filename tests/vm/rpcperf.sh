@@ -1,6 +1,6 @@
 # Functions for tests with rpcperf over the verbs fabric. Scripts source this file in bash in the guest, after lib.sh.
 # $rpcperf is the program.
-program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
+find_program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
 rpcperf=$RPCPERF
 
 # serve NAME ADDRESS [OPTION…]: starts a server and waits until it listens. Its output is in /run/NAME. $server: its

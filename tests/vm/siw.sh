@@ -2,8 +2,8 @@
 # clients. Scripts source this file in bash in the guest, after lib.sh. It starts the server; see nfsd.sh.
 export DEVICE=siw0
 source "$(dirname "${BASH_SOURCE[0]}")/nfsd.sh"
-program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
+find_program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+find_program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
 start_nfsd
 truncate -s 1G /run/large
 cp /run/large /srv/nfs/large
