@@ -174,7 +174,7 @@ fn main() -> Result<(), Failure> {
         policy: Policy::new(Squash::None),
         handles: HandleSource::Names, // handles of the kernel need root
         key: Key::default(),
-        files: 1024,
+        max_open_files: 1024,
     };
     let export = Arc::new(Export::open(directory, options)?);
     let root = mount_root(&export)?;
