@@ -7,7 +7,8 @@ use rpcrdma::stats::ShardStats;
 /// Maximum wait for an expected event. It bounds hangs, and is far longer than any event takes.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// Sorted targets of this process's open descriptors, without `/proc` and `/sys`, whose files the C library opens briefly.
+/// Sorted targets of this process's open descriptors, without files of `/proc` and `/sys`, which the C library opens
+/// briefly.
 pub fn open_descriptors() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
     let targets = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());

@@ -57,11 +57,11 @@ impl Call<'_> {
     where
         P: for<'a> Signature<Results<'a> = Create3Res<'a>>,
     {
-        self.create_name_and(entry, answer, |_| Ok(()), run)
+        self.create_name_and_finish(entry, answer, |_| Ok(()), run)
     }
 
     /// Creates a name in a directory, runs `finish` without the directory's lock, and sends the results.
-    fn create_name_and<P>(
+    fn create_name_and_finish<P>(
         &self,
         entry: Diropargs3<'_>,
         answer: ReplySender<'_, P>,
@@ -117,7 +117,7 @@ impl Call<'_> {
         let is_dir = FileType::from_raw_mode(created.st_mode) == FileType::Directory;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         let is_same = |now: &RemovedFile| (now.stat.st_dev, now.stat.st_ino) == (created.st_dev, created.st_ino);
-        let Some(file) = RemovedFile::find(dir, name).filter(is_same) else { return };
+        let Some(mut file) = RemovedFile::find(dir, name).filter(is_same) else { return };
         if self.user.run_as(|| unlinkat(dir.fd(), name, flags)).is_ok() {
             file.forget(self.export, (dir, name));
         }
@@ -132,7 +132,7 @@ impl Call<'_> {
             }
             None => Ok(()),
         };
-        self.create_name_and(args.r#where, answer, set_existing_size, |dir, name| {
+        self.create_name_and_finish(args.r#where, answer, set_existing_size, |dir, name| {
             let (new, must_be_new) = match &args.how {
                 Createhow3::Exclusive(verifier) => return self.create_exclusive(dir, name, verifier),
                 Createhow3::Guarded(new) => (new, true),

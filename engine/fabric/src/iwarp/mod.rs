@@ -107,8 +107,8 @@ pub struct IwarpFabric {
     /// Queue pairs with unconsumed bytes, because a Receive or room for completions is missing. Epoll does not report
     /// them.
     unread: VecDeque<u32>,
-    /// Index of the event with which the next poll of the epoll set begins. Epoll reports ready sockets in the same order
-    /// each time, so the last ones would starve while the first ones fill the room for completions.
+    /// Index of the event with which the next poll of the epoll set begins. Epoll reports ready sockets in the same
+    /// order each time, so the last ones would starve while the first ones fill the room for completions.
     first_event: usize,
     /// Whether the next poll covers all queue pairs.
     polls_all: bool,

@@ -14,8 +14,8 @@
 //! 6. under the same conditions: a connection that was silent for long, or the only connection of a host that exceeds
 //!    its share.
 //!
-//! If a rule applies to several connections, the host that holds most loses the one that was silent longest. For rules 1
-//! and 5 only the connections without a first message count as held.
+//! If a rule applies to several connections, the host that holds most loses the one that was silent longest. For rules
+//! 1 and 5 only the connections without a first message count as held.
 //!
 //! The share of a host is the total that all connections hold, divided by the number of hosts. A host within its share
 //! therefore keeps its connections whatever other hosts do, and a host without connections finds one to evict as long

@@ -595,25 +595,53 @@ fn a_call_behind_a_waiting_call_of_its_connection_reports_that_cause() {
     assert_eq!((fixture.cx.stats.memory_waits, fixture.cx.stats.read_waits), (2, 0));
 }
 
-/// Such a call is refused if it would have to wait, and no completion could arrive before.
-#[test]
-fn replies_that_the_device_has_sent_do_not_count_for_an_assembled_call() {
-    let mut config = small_config();
-    config.memory.long_buffers = vec![(65536, 8)];
-    let mut fixture = ResponderFixture::with(config);
-    let mut conn = open_conn(0, true);
-    conn.sends.record_writes(8, false);
-    conn.sends.push_send(fixture.cx.memory.alloc(8).expect("a buffer"), None, 16);
-    let _held: Vec<_> = (0..7).map(|_| fixture.cx.memory.pool.alloc(40_000).expect("one of eight")).collect();
-    let mut call = fixture.arrived_call(&mut conn, 1, &[40_000]);
+/// A call in a spare buffer that was assembled from a chunk, and needs one buffer of `long_buffers`.
+fn assembled_call(fixture: &mut ResponderFixture, conn: &mut Conn, xid: u32) -> Unready {
+    let mut call = fixture.arrived_call(conn, xid, &[40_000]);
     call.set_assembled();
     let message = fixture.spare.pop().map(ReceivedBuf::whole).expect("a spare buffer");
     let entry = fixture.services.find(1, 1, BULK).expect("present");
-    let call = Unready::Admitted(call.admit(RpcMessage { buf: message, at: 0 }, ParsedHeader { entry, len: 40 }));
+    Unready::Admitted(call.admit(RpcMessage { buf: message, at: 0 }, ParsedHeader { entry, len: 40 }))
+}
+
+/// A responder with eight buffers of `long_buffers`, of which one is free. Also returns the other buffers.
+fn with_one_of_eight_free() -> (ResponderFixture, Vec<Buf>) {
+    let mut config = small_config();
+    config.memory.long_buffers = vec![(65536, 8)];
+    let fixture = ResponderFixture::with(config);
+    let held = (0..7).map(|_| fixture.cx.memory.pool.alloc(40_000).expect("one of eight")).collect();
+    (fixture, held)
+}
+
+/// Such a call is refused if it would have to wait, and no completion could arrive before.
+#[test]
+fn replies_that_the_device_has_sent_do_not_count_for_an_assembled_call() {
+    let (mut fixture, _held) = with_one_of_eight_free();
+    let mut conn = open_conn(0, true);
+    conn.sends.record_writes(8, false);
+    conn.sends.push_send(fixture.cx.memory.alloc(8).expect("a buffer"), None, 16);
+    let call = assembled_call(&mut fixture, &mut conn, 1);
     for has_read_sends in [false, true] {
         fixture.cx.fabric.has_read_sends = has_read_sends;
         assert_eq!(must_wait(&mut fixture, &mut conn, &call), !has_read_sends);
     }
+}
+
+/// The call was counted when it got the buffer for its message.
+#[test]
+fn an_assembled_call_counts_once_for_the_quota_of_its_host() {
+    let (mut fixture, _held) = with_one_of_eight_free();
+    fixture.cx.clock = Clock::simulated(&SimulatedTime::new());
+    let mut conn = open_conn(0, true);
+    conn.set_accepted(PeerInfo::new("192.0.2.1:7", 0), Some("192.0.2.1".parse().expect("an address")));
+    let arrived = fixture.bulk_call(&mut conn, 1, 1);
+    assert!(!must_wait(&mut fixture, &mut conn, &arrived));
+    conn.proto.forget(arrived.id());
+    let assembled = assembled_call(&mut fixture, &mut conn, 2);
+    assert!(!must_wait(&mut fixture, &mut conn, &assembled), "its own message does not exceed the quota");
+    conn.proto.forget(assembled.id());
+    let another = fixture.bulk_call(&mut conn, 3, 1);
+    assert!(must_wait(&mut fixture, &mut conn, &another), "the host has its call");
 }
 
 /// Calls without chunks may wait for an event or a lock without limit.
